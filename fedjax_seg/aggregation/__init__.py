@@ -1,0 +1,31 @@
+"""How the updates of a round become one: {name: maker} and make(name, **options)."""
+
+from typing import Any
+
+from fedjax_seg.aggregation.averages import clipped_mean, mean, weighted_mean
+from fedjax_seg.aggregation.hyperbolic import extrinsic_mean, gyro_mean
+from fedjax_seg.aggregation.lift import lift, lift_sum
+from fedjax_seg.aggregation.robust import geometric_median, krum, median, multi_krum, trimmed_mean
+from fedjax_seg.core import checks
+from fedjax_seg.core.types import Aggregator
+
+__all__ = ["AGGREGATORS", "lift", "lift_sum", "make"]
+
+AGGREGATORS = {
+    "mean": mean,
+    "weighted_mean": weighted_mean,
+    "clipped_mean": clipped_mean,
+    "median": median,
+    "trimmed_mean": trimmed_mean,
+    "geometric_median": geometric_median,
+    "krum": krum,
+    "multi_krum": multi_krum,
+    "extrinsic_mean": extrinsic_mean,
+    "gyro_mean": gyro_mean,
+}
+
+
+def make(name: str, **options: Any) -> Aggregator:
+    """The registered aggregator of that name; an unknown name, option or value is a UserError."""
+    maker = checks.lookup(AGGREGATORS, name, "aggregator")
+    return checks.call(maker, f"aggregator {name}", (), options)

@@ -1,0 +1,1 @@
+"""Types every room speaks, rows of stacked pytrees, and error messages. Imports nothing else of the package."""

@@ -1,0 +1,179 @@
+"""The central types. K clients, C in the cohort, S local steps, B batch, D flat size.
+
+Everything a run is made of is a value of one of these types; none of them knows how clients are executed.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+Array = jax.Array
+Tree = Any
+Variables = Mapping[str, Tree]  # {'params': ..., 'batch_stats': ...}
+Batch = Mapping[str, Array]  # 'x' [B, ...], 'y' [B, ...], 'mask' [B] (1 = a real example)
+
+
+class Task(NamedTuple):
+    """What is learned; knows nothing of federation.
+
+    Attributes:
+      init: (key, batch) -> variables, `{'params': ...}` and, where the model has them, `{'batch_stats': ...}`.
+      loss: (variables, batch, key) -> (scalar, {'batch_stats': ...}); the mean over the examples with mask 1.
+      outputs: (variables, batch) -> {name: [B, ...]}; per-case outputs on the device, padding included.
+      score: (outputs, cases) -> list of rows `{'metric', 'value', 'n'}` over the given cases, on the host.
+      metrics: {name: (direction, definition)}; direction is 'max' or 'min', the definition is printed in reports.
+      linear_input: path of the parameter [d, h] that the flattened input meets first, as x @ kernel and nowhere else;
+        '' where there is none.
+    """
+
+    init: Callable[..., Variables]
+    loss: Callable[..., tuple[Array, Mapping[str, Tree]]]
+    outputs: Callable[..., Mapping[str, Array]]
+    score: Callable[..., list[dict[str, Any]]]
+    metrics: Mapping[str, tuple[str, str]]
+    linear_input: str = ""
+
+
+class ProvenBound(NamedTuple):
+    """A sensitivity that has a proof; only this type may calibrate noise."""
+
+    value: float
+    adjacency: str  # 'replace-one' | 'add-remove' | 'zero-out'
+    unit: str  # 'client' | 'patient' | 'example'
+    proof: str
+
+
+class AuditedLowerBound(NamedTuple):
+    """What an auditor found; never calibrates noise."""
+
+    value: float
+    witness: str
+
+
+class Mechanism(NamedTuple):
+    """A noise mechanism as data, so that accounting never looks into a closure."""
+
+    unit: str
+    sensitivity: float
+    noise_multiplier: float
+    adjacency: str
+    formal: bool
+
+
+class Cohort(NamedTuple):
+    """The clients of one round. Rows with present False are padding: absence is never a weight of 0."""
+
+    clients: Array  # int32 [C], client ids
+    present: Array  # bool [C]
+
+
+class Sampler(NamedTuple):
+    """Who takes part in a round. `sample` is pure in (key, round): there is nothing to checkpoint.
+
+    The other fields are what an accountant may rely on; none of them is free text.
+
+    Attributes:
+      sample: (key, round int32) -> Cohort with rows [capacity]; no client twice in one cohort. `key` is the run's
+        key (the same in every round), so that a sampler may derive one permutation per cycle from it.
+      capacity: rows of the cohort, C.
+      q: the inclusion probability where every client joins independently in every round (Poisson), else None.
+      truncated: True where a Poisson draw is cut to the capacity; it has its own accounting.
+      max_participations: (rounds) -> most rounds of that many any one client can be in.
+      min_cohort: the fewest present clients a round can have.
+      min_separation: the fewest rounds between two participations of a client (1 = may be in consecutive rounds).
+    """
+
+    sample: Callable[[Array, Array], Cohort]
+    capacity: int
+    q: float | None
+    truncated: bool
+    max_participations: Callable[[int], int]
+    min_cohort: int
+    min_separation: int
+
+
+class Batches(NamedTuple):
+    """The local data of one client for one round.
+
+    Attributes:
+      at: (step int32) -> Batch; the remainder batch is masked, not padded with repeats.
+      steps: int32 scalar; the real number of local steps (0 for an absent client).
+      examples: float32 scalar; distinct training examples of the client, its weight.
+      client: int32 scalar; the client id.
+    """
+
+    at: Callable[[Array], Batch]
+    steps: Array
+    examples: Array
+    client: Array
+
+
+class ClientUpdate(NamedTuple):
+    """What one client has learned in a round."""
+
+    delta: Variables  # local - server, the tree of variables
+    weight: Array  # float32 scalar, examples used
+    steps: Array  # int32 scalar, local steps done
+    extra: Tree  # e.g. control variates; {} mostly
+    metrics: Mapping[str, Array]  # scalars, e.g. the mean training loss
+
+
+class Client(NamedTuple):
+    """One client's local training.
+
+    Attributes:
+      init: variables -> personal; all that stays at home, {path: leaf}; {} where nothing does.
+      train: (variables, personal, batches, key, *, round, broadcast) -> (ClientUpdate, personal).
+      personalise: (variables, personal) -> the variables this client predicts with (FedBN); identity mostly.
+      mechanism: example- or patient-level DP, if any.
+      properties: 'orthogonal': training commutes with orthogonal maps of a linear layer's inputs (SGD does, Adam not).
+    """
+
+    init: Callable[[Variables], Mapping[str, Array]]
+    train: Callable[..., tuple[ClientUpdate, Mapping[str, Array]]]
+    personalise: Callable[[Variables, Mapping[str, Array]], Variables]
+    mechanism: Mechanism | None = None
+    properties: frozenset[str] = frozenset()
+
+
+class Aggregator(NamedTuple):
+    """How updates become one. FedAvg, the extrinsic mean, ... are: bounded message -> sum -> post-process.
+
+    Attributes:
+      init: variables -> state (a pytree, {} mostly).
+      broadcast: state -> what every client is told beside the variables; public by definition.
+      encode: (update, broadcast, *, variables, key) -> message; one client: exactly what leaves the hospital.
+      decode: (total, cohort, state, *, variables, round, key) -> (delta, state, metrics); once per round.
+        `delta` has the structure of `variables`; metrics are scalars.
+      reads: 'sum' (total = the sum of the messages of the present clients) or 'each' (total = their stack [C, ...],
+        rows of absent clients are zero and must not matter).
+      bound: of ||message|| (reads='sum') or of the change of the decoded output (reads='each'); None = unbounded.
+      properties: names of the contracts that hold (tests/contracts checks each): 'permutation', 'consensus',
+        'translation', 'scale', 'orthogonal' (commutes with orthogonal maps of a tensor), 'hull' (inside the
+        coordinate-wise range of the clients), 'weighted' (uses the examples per client).
+      mechanism: filled by privatize, read by accounting.
+    """
+
+    init: Callable[[Variables], Tree]
+    broadcast: Callable[[Tree], Tree]
+    encode: Callable[..., Tree]
+    decode: Callable[..., tuple[Variables, Tree, Mapping[str, Array]]]
+    reads: str
+    bound: ProvenBound | None = None
+    properties: frozenset[str] = frozenset()
+    mechanism: Mechanism | None = None
+
+
+class FederatedState(NamedTuple):
+    """Everything a round reads and writes; the checkpoint is this plus the ledger and the metrics position.
+
+    Under replicas every leaf has a leading axis R.
+    """
+
+    round: Array  # int32 scalar; the number of finished rounds
+    variables: Variables
+    server_opt: Tree
+    aggregator: Tree
+    personal: Mapping[str, Array]  # rows [K, ...]
+    key: Array  # uint32 key data; constant over the run

@@ -1,0 +1,15 @@
+"""Linen modules only. MODELS is the table of contents: {name: maker}; a maker returns a linen.Module."""
+
+from typing import Any
+
+from fedjax_seg.core import checks
+from fedjax_seg.models.mlp import mlp
+
+MODELS = {
+    "mlp": mlp,
+}
+
+
+def make(name: str, **options: Any) -> Any:
+    """The model `name`; unknown names and options are UserErrors."""
+    return checks.call(checks.lookup(MODELS, name, "model.name"), f"model {name!r}", (), options)

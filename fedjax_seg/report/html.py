@@ -1,0 +1,134 @@
+"""report.md and a self-contained report.html: figures inside, no script, no link to anywhere; opens offline."""
+
+import base64
+import html
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedjax_seg.report.tables import Table, cell_text, column_groups, marks, to_markdown
+from fedjax_seg.report.writer import write_atomic
+
+_STYLE = """
+body { font-family: system-ui, sans-serif; line-height: 1.5; color: #1a1a1a; max-width: 72rem; margin: 2rem auto;
+       padding: 0 1rem; }
+h1, h2 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ccc; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; margin: 1rem 0; }
+caption { caption-side: bottom; text-align: left; color: #444; padding-top: .4rem; font-size: .85rem; }
+th, td { padding: .25rem .6rem; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+thead { border-top: 2px solid #333; border-bottom: 1px solid #333; } tbody { border-bottom: 2px solid #333; }
+th[colspan] { text-align: center; border-bottom: 1px solid #999; }
+figure { margin: 1.5rem 0; } figure img { max-width: 100%; height: auto; }
+figcaption { color: #444; font-size: .85rem; }
+code { background: #f2f2f2; padding: 0 .2em; }
+"""
+
+
+class Section(NamedTuple):
+    """A part of the report.
+
+    Attributes:
+      title: its heading.
+      text: paragraphs separated by an empty line; lines that start with '- ' are a list, `code` is set as code.
+      tables: in order, after the text.
+      figures: paths of PNG files inside the report's folder, or pairs (path, caption); after the tables.
+    """
+
+    title: str
+    text: str = ""
+    tables: Sequence[Table] = ()
+    figures: Sequence[Path | tuple[Path, str]] = ()
+
+
+def write_report(folder: str | os.PathLike[str], title: str, sections: Sequence[Section]) -> tuple[Path, Path]:
+    """Writes report.md (figures by relative path) and report.html (figures embedded); returns both paths."""
+    root = Path(os.path.abspath(folder))
+    markdown = [f"# {title}\n"]
+    page = [f"<h1>{html.escape(title)}</h1>"]
+    for section in sections:
+        markdown.append(f"## {section.title}\n")
+        page.append(f"<h2>{html.escape(section.title)}</h2>")
+        if section.text:
+            markdown.append(section.text.strip() + "\n")
+            page.append(_paragraphs(section.text))
+        for table in section.tables:
+            markdown.append(to_markdown(table))
+            page.append(_table(table))
+        for figure in section.figures:
+            path, caption = figure if isinstance(figure, tuple) else (figure, "")
+            markdown.append(_markdown_figure(root, path, caption))
+            page.append(_figure(root, path, caption))
+    document = (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n" + "\n".join(page) + "\n</body>\n</html>\n"
+    )
+    write_atomic(root / "report.md", "\n".join(markdown).encode())
+    write_atomic(root / "report.html", document.encode())
+    return root / "report.md", root / "report.html"
+
+
+def _relative(root: Path, path: Path) -> str:
+    return Path(os.path.relpath(path, root)).as_posix()
+
+
+def _numbers(root: Path, path: Path) -> str:
+    """The name of the CSV behind a figure, '' where there is none."""
+    numbers = path.with_suffix(".csv")
+    return f"Numbers: {_relative(root, numbers)}" if numbers.is_file() else ""
+
+
+def _markdown_figure(root: Path, path: Path, caption: str) -> str:
+    words = " ".join(filter(None, (caption, _numbers(root, path))))
+    return f"![{caption or path.stem}](<{_relative(root, path)}>)\n\n{words}\n"
+
+
+def _figure(root: Path, path: Path, caption: str) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    words = html.escape(" ".join(filter(None, (caption, _numbers(root, path)))))
+    alt = html.escape(caption or path.stem)
+    return f'<figure><img alt="{alt}" src="data:image/png;base64,{data}"><figcaption>{words}</figcaption></figure>'
+
+
+def _table(table: Table) -> str:
+    style = {"best": "<b>{}</b>", "second": "<u>{}</u>", "": "{}"}
+    head = []
+    spans = column_groups(table)
+    if any(group for group, _ in spans):
+        cells = "".join(f'<th colspan="{n}">{html.escape(group)}</th>' for group, n in spans)
+        head.append(f"<tr><th></th>{cells}</tr>")
+    names = (table.corner, *(name for _, name in table.columns))
+    head.append("<tr>" + "".join(f"<th>{html.escape(name)}</th>" for name in names) + "</tr>")
+    body = []
+    for label, row, mark in zip(table.labels, table.cells, marks(table)):
+        cells = "".join(f"<td>{style[m].format(html.escape(cell_text(c, table)))}</td>" for c, m in zip(row, mark))
+        body.append(f"<tr><td>{html.escape(label)}</td>{cells}</tr>")
+    return (
+        f'<div class="wide"><table><caption>{html.escape(table.caption)}</caption>\n<thead>{"".join(head)}</thead>\n'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _paragraphs(text: str) -> str:
+    out = []
+    for block in re.split(r"\n\s*\n", text.strip()):
+        lines = block.splitlines()
+        first = next((i for i, line in enumerate(lines) if line.startswith("- ")), len(lines))
+        if first:
+            out.append(f"<p>{_inline(' '.join(lines[:first]))}</p>")
+        items: list[str] = []
+        for line in lines[first:]:  # a line without '- ' goes on with the item above it
+            if line.startswith("- "):
+                items.append(line[2:])
+            else:
+                items[-1] += " " + line.strip()
+        if items:
+            out.append("<ul>" + "".join(f"<li>{_inline(item)}</li>" for item in items) + "</ul>")
+    return "\n".join(out)
+
+
+def _inline(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))

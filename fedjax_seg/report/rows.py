@@ -1,0 +1,87 @@
+"""Rows of the files a run writes, from the arrays of the device. Pure functions on the host."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+SERVER = "server"  # the site name of what happens after the aggregation
+
+
+def training(records: Mapping[str, Any], done: np.ndarray, replicas: Sequence[Any], sites: Sequence[str]) -> list[dict]:
+    """Metrics rows of split 'train', one per round, replica, present client and metric, and the aggregator's scalars.
+
+    Args:
+      records: leaves [R, capacity, ...] of federation.round.one_round's record.
+      done: int [R], valid records of each replica.
+      replicas: R values with 'fold' and 'seed'.
+      sites: client names.
+    """
+    out: list[dict[str, Any]] = []
+    cohort, info = records["cohort"], records["clients"]
+    per_client = [name for name in info if name not in ("finite", "ok", "weight", "lr")]
+    for r, replica in enumerate(replicas):
+        for i in range(int(done[r])):
+            tag = {"round": int(records["round"][r, i]) + 1, "fold": replica.fold, "seed": replica.seed}
+            present = np.flatnonzero(cohort["present"][r, i])
+            for c in present:
+                where = {"site": sites[cohort["clients"][r, i, c]], "split": "train"}
+                n = int(info["weight"][r, i, c])
+                out += [{**tag, **where, "metric": m, "value": float(info[m][r, i, c]), "n": n} for m in per_client]
+            server = {m: float(v[r, i]) for m, v in records["aggregator"].items()}
+            if "lr" in info and len(present):
+                server["lr"] = float(info["lr"][r, i, present[0]])
+            where = {"site": SERVER, "split": "train"}
+            out += [{**tag, **where, "metric": m, "value": v, "n": len(present)} for m, v in server.items()]
+    return out
+
+
+def timing(records: Mapping[str, Any], done: np.ndarray, start: int, seconds: float) -> dict[str, Any]:
+    """One line of timing.jsonl: the rounds of a device call, its seconds (compilation included), and the local steps.
+
+    'executed_steps' counts what the hardware ran, idle lanes included; 'real_steps' what the clients needed.
+    """
+    valid = np.arange(records["round"].shape[1])[None] < np.asarray(done)[:, None]
+    return {
+        "event": "rounds",
+        "from": start,
+        "to": start + int(np.max(done)),
+        "seconds": seconds,
+        "real_steps": int(np.sum(records["clients"]["steps"] * valid[..., None])),
+        "executed_steps": int(np.sum(records["executed"] * valid)),
+    }
+
+
+def cases(
+    outputs: Mapping[str, np.ndarray], sizes: np.ndarray, index: np.ndarray, data: Any, tag: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """per_case.csv rows of one replica of a classification.
+
+    Args:
+      outputs: {'probability': [K, T, classes], 'loss': [K, T], 'label': [K, T]}.
+      sizes: int [K], real cases.
+      index: int [K, T], positions in data.case_ids.
+      data: FederatedData.
+      tag: fold and seed.
+
+    Returns: rows fold, seed, site, case, label, probability (of class 1 where there are two, else of the predicted
+      class), predicted, correct, loss.
+    """
+    out = []
+    for k, n in enumerate(sizes):
+        for t in range(int(n)):
+            probability = outputs["probability"][k, t]
+            label, predicted = int(outputs["label"][k, t]), int(probability.argmax())
+            out.append(
+                {
+                    **tag,
+                    "site": data.sites[k],
+                    "case": data.case_ids[index[k, t]],
+                    "label": label,
+                    "probability": float(probability[1 if len(probability) == 2 else predicted]),
+                    "predicted": predicted,
+                    "correct": int(predicted == label),
+                    "loss": float(outputs["loss"][k, t]),
+                }
+            )
+    return out

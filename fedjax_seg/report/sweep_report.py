@@ -1,0 +1,104 @@
+"""The report of a sweep: the tables and figures of many finished runs, grouped (e.g. by profile)."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_seg.report import figures, statistics, tables
+from fedjax_seg.report.html import Section, write_report
+from fedjax_seg.report.run_report import headline, tested_sites
+from fedjax_seg.report.tables import Run, Table
+from fedjax_seg.report.writer import write_atomic
+
+
+def write(folder: Path, runs: Sequence[Run], reference: str = "FedAvg") -> Path:
+    """Writes tables/ (CSV, Markdown, LaTeX), figures/, report.md and report.html; returns the path of the last.
+
+    Args:
+      folder: where to.
+      runs: finished runs; those of one group are compared with each other.
+      reference: the label of the method that the paired tests compare against.
+    """
+    sections = []
+    for group in dict.fromkeys(run.group for run in runs):
+        members = [run for run in runs if run.group == group]
+        sections.append(_group(folder, group, members, reference))
+    title = "Sweep: " + ", ".join(dict.fromkeys(run.group or "runs" for run in runs))
+    return write_report(folder, title, sections)[1]
+
+
+def _group(folder: Path, group: str, runs: Sequence[Run], reference: str) -> Section:
+    name, made, drawn = _slug(group), [], []
+    crossed = [run for run in runs if run.summary["protocol"] == "cross_site"]
+    plain = [run for run in runs if run.summary["protocol"] != "cross_site"]
+    for run in crossed:
+        table = tables.cross_site_table(run)
+        made.append((f"{name}_cross_site", table))
+        matrix = [[cell.mean for cell in row] for row in table.cells]
+        where = figures.cross_site_matrix(matrix, run.summary["sites"], folder / "figures", f"{name}_cross_site")
+        drawn.append((where, "Trained on one site, tested on another."))
+    if plain:
+        sites, shown = tested_sites(plain[0].summary), headline(plain[0].summary)
+        made.append((f"{name}_sites", tables.site_table(plain, shown, sites)))
+        if any(run.label == reference for run in plain) and len(plain) > 1:
+            made.append((f"{name}_paired_test", statistics.comparison_table(plain, reference)))
+        drawn += _methods(folder / "figures", name, plain, sites, shown[0])
+        drawn += _curvature(folder / "figures", name, plain, shown[0], sites)
+    for file, table in made:
+        save(folder / "tables", file, table)
+    text = f"{len(runs)} run(s): " + "; ".join(f"{run.label} (round {run.summary['round']})" for run in runs)
+    return Section(group or "Runs", text, [table for _, table in made], drawn)
+
+
+def _methods(folder: Path, name: str, runs: Sequence[Run], sites: Sequence[str], metric: str) -> list[Any]:
+    unique = {run.label: run for run in runs}
+    if len(unique) > 12:  # a grid of settings: lines would cover each other
+        return []
+    curves = figures.convergence({k: r.rows for k, r in unique.items()}, metric, folder, f"{name}_convergence", sites)
+    last = {k: r.summary["results"] for k, r in unique.items()}
+    boxes = figures.site_boxes(last, metric, folder, f"{name}_boxes", sites)
+    drawn = [(curves, "Test folds over rounds; band: one standard deviation."), (boxes, "Last round.")]
+    for run in runs[:1]:
+        trained = [r for r in run.rows if r["split"] == "train" and r["metric"] == "update_norm"]
+        if trained:
+            title = f"Norm of the clients’ updates, {run.label}"
+            path = figures.update_norms(trained, folder, f"{name}_update_norms", title)
+            drawn.append((path, "The spread of update norms between sites that the paper's discussion names."))
+    return drawn
+
+
+def _curvature(folder: Path, name: str, runs: Sequence[Run], metric: str, sites: Sequence[str]) -> list[Any]:
+    """A map over c and gamma for every hyperbolic method with several settings."""
+    drawn = []
+    by_method: dict[str, dict[tuple[float, float], float]] = {}
+    for run in runs:
+        options = run.summary["config"]
+        if "aggregator.c" not in options:
+            continue
+        method = f"{options['aggregator.name']} on {options['aggregator.of']}"
+        replicas = tables.values_of(run.summary["results"], metric).values()
+        mean = tables.summarise(tables.sites_mean(v, sites) for v in replicas).mean
+        by_method.setdefault(method, {})[options["aggregator.c"], options["aggregator.gamma"]] = mean
+    for method, found in by_method.items():
+        if len(found) < 3:
+            continue
+        c, gamma = sorted({k[0] for k in found}), sorted({k[1] for k in found})
+        values = np.array([[found.get((a, b), np.nan) for b in gamma] for a in c])
+        file, title = f"{name}_{_slug(method)}_map", f"{method}: curvature c and scale gamma"
+        path = figures.sweep_map(c, gamma, values, folder, file, metric, title)
+        drawn.append((path, "Mean over sites, folds and seeds."))
+    return drawn
+
+
+def save(folder: Path, name: str, table: Table) -> None:
+    """The table as CSV, Markdown and LaTeX (booktabs)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for suffix, text in (("csv", tables.to_csv), ("md", tables.to_markdown), ("tex", tables.to_latex)):
+        write_atomic(folder / f"{name}.{suffix}", text(table).encode())
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=-]+", "_", text).strip("_") or "runs"

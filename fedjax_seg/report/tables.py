@@ -1,0 +1,341 @@
+"""Tables of finished runs: methods by site and metric, cross-site accuracy, the cohort; as CSV, Markdown and LaTeX."""
+
+import csv
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_seg.core.checks import UserError
+from fedjax_seg.report.writer import CASE_KEYS, csv_text
+
+_CASE_TYPES = {"seed": int, "label": int, "predicted": int, "correct": float, "probability": float, "loss": float}
+
+
+class Run(NamedTuple):
+    """A finished run as read from its folder.
+
+    Attributes:
+      folder: absolute path.
+      label: the name of the method in tables.
+      group: runs of one group are compared with each other (e.g. the profile).
+      summary: summary.json; 'results' are the rows of the last evaluation, 'metrics' {name: [direction, definition]}.
+      rows: metrics.jsonl, a null value read as NaN.
+      cases: columns of per_case.csv as arrays [rows]; {} where the run wrote none.
+    """
+
+    folder: Path
+    label: str
+    group: str
+    summary: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    cases: Mapping[str, np.ndarray]
+
+
+class Cell(NamedTuple):
+    """mean and sample standard deviation (None where not defined) of n values; `text` replaces the printed numbers."""
+
+    mean: float
+    std: float | None = None
+    n: int | None = None
+    text: str | None = None
+
+
+class Table(NamedTuple):
+    """A table of R rows and M columns.
+
+    Attributes:
+      caption: says what the numbers are, what +/- is, and n.
+      corner: the heading of the column of labels.
+      columns: M pairs (group, name); equal neighbouring groups share a heading, '' is no group.
+      labels: R row labels.
+      cells: R rows of M Cells.
+      directions: M times 'max', 'min' or '' (no best is marked).
+      digits: decimals printed; the best is found among the printed values, so that equal prints are equal.
+    """
+
+    caption: str
+    corner: str
+    columns: tuple[tuple[str, str], ...]
+    labels: tuple[str, ...]
+    cells: tuple[tuple[Cell, ...], ...]
+    directions: tuple[str, ...]
+    digits: int = 3
+
+
+def read_run(folder: str | os.PathLike[str]) -> Run:
+    """Reads summary.json, metrics.jsonl and, where there is one, per_case.csv. Raises: UserError naming the file."""
+    path = Path(os.path.abspath(folder))
+    if not (path / "summary.json").is_file():
+        raise UserError(f"{path}: no summary.json; the run has not finished (give its command again to continue it)")
+    summary = _json(path / "summary.json", (path / "summary.json").read_text())
+    missing = [k for k in ("results", "metrics") if k not in summary]
+    if missing:
+        raise UserError(f"{path / 'summary.json'}: no {missing[0]!r} in it; not written by this version")
+    for row in summary["results"]:
+        row["value"] = _number(row["value"])
+    return Run(
+        folder=path,
+        label=str(summary.get("label") or path.name),
+        group=str(summary.get("group") or ""),
+        summary=summary,
+        rows=read_rows(path / "metrics.jsonl"),
+        cases=_read_cases(path / "per_case.csv"),
+    )
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl, null read as NaN; [] where there is no such file. Raises: UserError naming it."""
+    rows = [_json(path, line) for line in path.read_text().splitlines()] if path.is_file() else []
+    for row in rows:
+        row["value"] = _number(row["value"])
+    return rows
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _json(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error}); it was cut short or edited") from None
+
+
+def _read_cases(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        return {}
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    missing = [k for k in CASE_KEYS if rows and k not in rows[0]]
+    if missing:
+        raise UserError(f"{path}: no column {missing[0]!r}; columns {', '.join(CASE_KEYS)} expected")
+    try:
+        return {k: np.array([_case_value(k, row[k]) for row in rows]) for k in CASE_KEYS}
+    except ValueError as error:
+        raise UserError(f"{path}: {error}; it was cut short or edited") from None
+
+
+def _case_value(column: str, text: str) -> Any:
+    if column == "correct":
+        return float({"True": 1, "False": 0}.get(text, text))
+    kind = _CASE_TYPES.get(column, str)
+    return math.nan if kind is float and text == "" else kind(text)
+
+
+def values_of(
+    results: Iterable[Mapping[str, Any]], metric: str, split: str = "test"
+) -> dict[tuple[str, str], dict[str, float]]:
+    """{(fold, seed): {site: value}} of one metric; the replicas come in the order of the rows."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for row in results:
+        if row["metric"] == metric and row["split"] == split:
+            found.setdefault((str(row["fold"]), str(row["seed"])), {})[row["site"]] = float(row["value"])
+    return found
+
+
+def summarise(values: Iterable[float]) -> Cell:
+    """Mean, sample standard deviation (n - 1; None for one value) and n of the values that are not NaN."""
+    kept = np.array([v for v in values if not math.isnan(v)], float)
+    if len(kept) == 0:
+        return Cell(math.nan, None, 0)
+    return Cell(float(kept.mean()), float(kept.std(ddof=1)) if len(kept) > 1 else None, len(kept))
+
+
+def sites_mean(by_site: Mapping[str, float], sites: Iterable[str]) -> float:
+    """Unweighted mean over the sites that have a value; NaN where none has."""
+    kept = [by_site[s] for s in sites if s in by_site and not math.isnan(by_site[s])]
+    return float(np.mean(kept)) if kept else math.nan
+
+
+def site_table(
+    runs: Sequence[Run], metrics: Sequence[str] = ("accuracy", "f1", "auc"), sites: Sequence[str] | None = None
+) -> Table:
+    """Methods by (site, metric), and the mean over sites last.
+
+    Source: FedHAvg, Table 3. Deviation: the standard deviation and the mean over sites are added; the paper gives
+    neither.
+
+    Args:
+      runs: one row each.
+      metrics: names as in the results; all must be in the runs' 'metrics'.
+      sites: default the sites of the first run.
+
+    Returns: a Table whose cells are over folds and seeds. A NaN (e.g. the AUC of a one-class test fold) is left out of
+      its site's cell, and out of the mean over sites of that fold and seed.
+    """
+    if not runs:
+        raise UserError("table: no finished run given")
+    sites = tuple(sites or runs[0].summary["sites"])
+    for run in runs:
+        unknown = [m for m in metrics if m not in run.summary["metrics"]]
+        if unknown:
+            known = ", ".join(sorted(run.summary["metrics"]))
+            raise UserError(f"table: run {run.folder} has no metric {unknown[0]!r}; it has {known}")
+    cells = []
+    for run in runs:
+        values = {m: values_of(run.summary["results"], m) for m in metrics}
+        row = [summarise(v.get(s, math.nan) for v in values[m].values()) for s in sites for m in metrics]
+        row += [summarise(sites_mean(v, sites) for v in values[m].values()) for m in metrics]
+        cells.append(tuple(row))
+    definitions = [f"{m}: {runs[0].summary['metrics'][m][1]}" for m in metrics]
+    caption = (
+        f"Test results per site and their unweighted mean over the {len(sites)} sites. {_spread(cells)}"
+        f" Best in bold, second best underlined. {'; '.join(definitions)}."
+    )
+    directions = [runs[0].summary["metrics"][m][0] for m in metrics] * (len(sites) + 1)
+    columns = [(group, m) for group in (*sites, "Mean over sites") for m in metrics]
+    labels = tuple(run.label for run in runs)
+    return Table(caption, "Method", tuple(columns), labels, tuple(cells), tuple(directions))
+
+
+def _spread(cells: Sequence[Sequence[Cell]]) -> str:
+    n = max((c.n or 0 for row in cells for c in row), default=0)
+    return (
+        f"Mean ± sample standard deviation over folds and seeds; n = {n} (fold, seed) pairs, or as given in the cell"
+        " where some have no value."
+    )
+
+
+def cross_site_table(run: Run, metric: str = "accuracy", prefix: str = "train_") -> Table:
+    """Trained on one site (rows), tested on each of the others (columns).
+
+    Source: FedHAvg, Table 2. Deviation: none; cells are over seeds.
+
+    Args:
+      run: its folds are named `<prefix><site>`; a site it was trained on has no value and prints as '-'.
+    """
+    sites = tuple(run.summary["sites"])
+    values = values_of(run.summary["results"], metric)
+    rows = []
+    for trained in sites:
+        seeds = [v for (fold, _), v in values.items() if fold == prefix + trained]
+        cells = [summarise(v.get(s, math.nan) for v in seeds) for s in sites]
+        rows.append(tuple(Cell(c.mean, c.std, c.n, "-") if s == trained else c for s, c in zip(sites, cells)))
+    others = [c for t, row in zip(sites, rows) for s, c in zip(sites, row) if s != t]
+    if not any(c.n for c in others):
+        raise UserError(f"cross-site table: run {run.folder} has no fold named {prefix}<site> with {metric}")
+    n = max(c.n or 0 for c in others)
+    caption = (
+        f"{metric} of models trained on one site (rows) and tested on all cases of another (columns); n = {n} seed(s)"
+    )
+    caption += ", mean ± sample standard deviation." if n > 1 else "."
+    labels = tuple(f"{s}-trained" for s in sites)
+    return Table(caption, "Site", tuple(("", s) for s in sites), labels, tuple(rows), ("",) * len(sites))
+
+
+def cohort_table(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> Table:
+    """Cases per site and class, with the share of each class, and the total.
+
+    Source: FedHAvg, Table 1.
+
+    Args:
+      counts: {site: {class name: cases}} in the order of the rows.
+      classes: the class names in the order of the columns.
+    """
+    table = {site: [row.get(c, 0) for c in classes] for site, row in counts.items()}
+    if len(table) > 1:
+        table["Total"] = [sum(column) for column in zip(*table.values())]
+    rows = []
+    for numbers in table.values():
+        total = sum(numbers)
+        shares = [f" ({100 * k / total:.1f} %)" if total else "" for k in numbers]
+        texts = [f"{k}{share}" for k, share in zip(numbers, shares)]
+        rows.append((Cell(total, text=str(total)), *(Cell(k, text=t) for k, t in zip(numbers, texts))))
+    columns = tuple(("", name) for name in ("Total", *classes))
+    caption = "Cases per site and class, with the share of the class at the site."
+    return Table(caption, "Site", columns, tuple(table), tuple(rows), ("",) * len(columns))
+
+
+def cell_text(cell: Cell, table: Table) -> str:
+    """'0.700 ± 0.034', with ' (n=4)' where n is below the table's largest n, 'n/a' where there is no value."""
+    if cell.text is not None:
+        return cell.text
+    if math.isnan(cell.mean):
+        return "n/a"
+    usual = max((c.n or 0 for row in table.cells for c in row), default=0)
+    spread = "" if cell.std is None else f" ± {cell.std:.{table.digits}f}"
+    count = "" if cell.n is None or cell.n == usual else f" (n={cell.n})"
+    return f"{cell.mean:.{table.digits}f}{spread}{count}"
+
+
+def marks(table: Table) -> list[list[str]]:
+    """'best', 'second' or '' per cell; ties share a mark, and a column without differences has none."""
+    out = [["" for _ in table.columns] for _ in table.labels]
+    for j, direction in enumerate(table.directions):
+        printed = [round(row[j].mean, table.digits) for row in table.cells]
+        ranked = sorted({v for v in printed if not math.isnan(v)}, reverse=direction == "max")
+        if not direction or len(ranked) < 2:
+            continue
+        for i, value in enumerate(printed):
+            out[i][j] = "best" if value == ranked[0] else "second" if value == ranked[1] else ""
+    return out
+
+
+def to_csv(table: Table) -> str:
+    """All digits; a column of means is followed by its std and n where it has them."""
+    header, getters = [table.corner], []
+    for j, (group, name) in enumerate(table.columns):
+        title = f"{group} {name}".strip()
+        column = [row[j] for row in table.cells]
+        header.append(title)
+        getters.append((j, "mean"))
+        for part in ("std", "n"):
+            if any(getattr(cell, part) is not None for cell in column):
+                header.append(f"{title} {part}")
+                getters.append((j, part))
+    rows = ([label, *(getattr(row[j], part) for j, part in getters)] for label, row in zip(table.labels, table.cells))
+    return csv_text(header, rows)
+
+
+def to_markdown(table: Table) -> str:
+    """A pipe table: best **bold**, second <u>underlined</u>; the caption below."""
+    style = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
+    header = [table.corner, *(f"{group} {name}".strip() for group, name in table.columns)]
+    lines = [header, ["---", *("---:" for _ in table.columns)]]
+    for label, row, mark in zip(table.labels, table.cells, marks(table)):
+        lines.append([label, *(style[m].format(cell_text(c, table)) for c, m in zip(row, mark))])
+    body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return f"{body}\n\n{table.caption}\n"
+
+
+def to_latex(table: Table) -> str:
+    """A booktabs table environment: best \\textbf, second \\underline. Needs \\usepackage{booktabs}."""
+    style = {"best": "\\textbf{{{}}}", "second": "\\underline{{{}}}", "": "{}"}
+    lines = ["\\begin{table}", "\\centering", f"\\caption{{{_tex(table.caption)}}}"]
+    lines += [f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}", "\\toprule"]
+    spans = column_groups(table)
+    if any(group for group, _ in spans):
+        lines.append(" & ".join(["", *(f"\\multicolumn{{{n}}}{{c}}{{{_tex(g)}}}" for g, n in spans)]) + " \\\\")
+        start = 2
+        for group, n in spans:
+            lines += [f"\\cmidrule(lr){{{start}-{start + n - 1}}}"] if group else []
+            start += n
+    lines += [" & ".join(_tex(h) for h in (table.corner, *(name for _, name in table.columns))) + " \\\\", "\\midrule"]
+    for label, row, mark in zip(table.labels, table.cells, marks(table)):
+        cells = (style[m].format(_tex(cell_text(c, table))) for c, m in zip(row, mark))
+        lines.append(" & ".join([_tex(label), *cells]) + " \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"]) + "\n"
+
+
+def column_groups(table: Table) -> list[tuple[str, int]]:
+    """[(group, number of neighbouring columns in it)]."""
+    spans: list[tuple[str, int]] = []
+    for group, _ in table.columns:
+        if spans and spans[-1][0] == group:
+            spans[-1] = (group, spans[-1][1] + 1)
+        else:
+            spans.append((group, 1))
+    return spans
+
+
+def _tex(text: str) -> str:
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    special |= {"Δ": r"$\Delta$", "γ": r"$\gamma$", "≤": r"$\leq$", "<": r"$<$", ">": r"$>$"}
+    special |= {c: "\\" + c for c in "&%$#_{}"}
+    return "".join(special.get(c, c) for c in text)

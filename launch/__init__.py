@@ -1,0 +1,1 @@
+"""Commands that run many runs, from a checkout."""
