@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_seg.aggregation.lift import Metrics, combine, gram, lift_sum, lift_with_clients
+from fedjax_seg.aggregation.lift import Metrics, lift_sum, lift_with_clients
 from fedjax_seg.core import checks, tree
 from fedjax_seg.core.types import Aggregator, Array, Tree
 
@@ -86,15 +86,16 @@ def gyro_mean(
 
     Source: FedHAvg, section 3.2.2; the paper leaves out the maps around the sum and its order, both are the released
     code's. 1/K (x) exp0(v) is formed as exp0(v / K), its exact value, so clients that float32 would put on the boundary
-    stay inside. Points are held as combinations of the clients: the data are read for the inner products and for the
-    result, whatever K. In float32, points that cancel to within 3e-4 of their length count as cancelled that far only.
+    stay inside: in float32 the released code is on the boundary from sqrt(c) gamma ||x|| of about 9 on, this one from K
+    times that. Sums of nearly opposite points near the boundary are ill-conditioned: finite, below the ceiling, and no
+    more exact than the points are.
 
     The result DEPENDS ON THE ORDER of the clients, more so the longer the vectors. Shares of four nearly equal clients
     for c = 2, gamma = 1, first to last (sum 1):
 
       norm 0     .250 .250 .250 .250        norm 1.0   .446 .293 .170 .091
       norm 0.22  .262 .256 .247 .235        norm 2.0   .718 .214 .055 .014
-      norm 0.8   .388 .291 .197 .124        norm 4.19  .946 .051 .003 .000
+      norm 0.805 .388 .291 .197 .124        norm 4.19  .946 .051 .003 .000
 
     From norm 9 on the first client's direction is the result. There is no weighted form, and it is no plain mean:
     exchanging two clients changes the result.
@@ -113,17 +114,16 @@ def gyro_mean(
 
     def rule(x: Array, w: Array, present: Array, clients: Array) -> tuple[Array, Metrics]:
         del w
-        products = gram(x)
-        count = jnp.sum(present)
-        scale = gamma / jnp.maximum(count, 1).astype(x.dtype)
-        coefficients, square, gap = _fold(products, scale, c, present, _fold_order(clients, order, listed))
-        ratio, clamped = _log0_ratio(c * square, limit, gap)
-        beyond = present & (c * gamma**2 * jnp.diagonal(products) >= reach**2)
-        metrics = {
-            "clamped_fraction": clamped.astype(jnp.float32),
-            "saturated_fraction": jnp.sum(beyond) / jnp.maximum(count, 1),
-        }
-        return combine(coefficients * (ratio / gamma), x), metrics
+        count = jnp.maximum(jnp.sum(present), 1)
+        scale = gamma / count.astype(x.dtype)
+        squares = jnp.sum(jnp.square(x), axis=1)
+        arguments = c * scale**2 * squares
+        rows = _fold_order(clients, order, listed)
+        m, gap = _fold(x, scale * _tanh_ratio(arguments), _gap(arguments), c, present, rows)
+        ratio, clamped = _log0_ratio(c * jnp.sum(jnp.square(m)), limit, gap)
+        beyond = present & (c * gamma**2 * squares >= reach**2)
+        metrics = {"clamped_fraction": clamped.astype(jnp.float32), "saturated_fraction": jnp.sum(beyond) / count}
+        return m * (ratio / gamma), metrics
 
     return lift_with_clients(rule, per=per, of=of, properties=frozenset({"orthogonal"}))
 
@@ -196,39 +196,36 @@ def _log0_ratio(square: Array, limit: float, gap: Array | None = None) -> tuple[
     # s >= limit, written for the distance from the boundary
     clamped = (square > _SERIES_BELOW) & (gap <= (1 - limit) * (1 + s))
     far = (square > 0.25) & ~clamped
-    near_rim = (jnp.log1p(s) - 0.5 * jnp.log(jnp.where(far, gap, 1))) / s
+    near_rim = jnp.log1p(s) - 0.5 * jnp.log(jnp.where(far, gap, 1))
+    near_rim = jnp.minimum(near_rim, math.atanh(limit)) / s  # the ceiling holds also where rounding left s above 1
     inside = _artanh_ratio(jnp.where(far | clamped, 0, square))
     return jnp.where(clamped, math.atanh(limit) / s, jnp.where(far, near_rim, inside)), clamped
 
 
-def _fold(products: Array, scale: Array, c: float, present: Array, order: Array) -> tuple[Array, Array, Array]:
-    """The left fold m = m (+) exp0(scale x_i) in the span of the clients.
+def _fold(x: Array, lengths: Array, gaps: Array, c: float, present: Array, order: Array) -> tuple[Array, Array]:
+    """The left fold m = m (+) lengths[i] x[i], from 0, without the absent.
 
     Args:
-      products: <x_i, x_j>, [C, C].
-      scale: gamma / K.
-      order: int [C], rows in the order of the fold; absent ones are skipped.
-    Returns: a [C] with m = sum_j a_j x_j, ||m||^2, and 1 - c ||m||^2, carried along by
-      1 - c ||x (+) y||^2 = (1 - c ||x||^2)(1 - c ||y||^2) / (c ||x + y||^2 + (1 - c ||x||^2)(1 - c ||y||^2)).
+      x: [C, D].
+      lengths: [C], factors that put the rows into the ball.
+      gaps: [C], 1 - c ||y||^2 of the points y = lengths x.
+      order: int [C], rows in the order of the fold.
+    Returns: m [D], and 1 - c ||m||^2, carried along by
+      1 - c ||m (+) y||^2 = (1 - c ||m||^2)(1 - c ||y||^2) / (c ||m + y||^2 + (1 - c ||m||^2)(1 - c ||y||^2)).
     """
-    arguments = c * scale**2 * jnp.diagonal(products)
-    lengths, gaps = scale * _tanh_ratio(arguments), _gap(arguments)
-    tiny = jnp.finfo(products.dtype).eps ** 2
 
-    def add(carry: tuple[Array, Array, Array], i: Array) -> tuple[tuple[Array, Array, Array], None]:
-        a, square, gap = carry
-        t = lengths[i]
-        inner, own = t * jnp.sum(a * products[i]), t**2 * products[i, i]
-        # never 0 beside a gap that has underflown: two opposite points on the boundary leave the first
-        n = c * jnp.maximum(square + 2 * inner + own, tiny * (square + own))
-        below = n + gap * gaps[i]
-        new = (a * (n + gap)).at[i].add(gap * t) / below
-        moved = new, jnp.maximum(jnp.sum(new * combine(new, products)), 0), gap * gaps[i] / below
-        return tree.where(present[i], moved, carry), None
+    def add(carry: tuple[Array, Array], i: Array) -> tuple[tuple[Array, Array], None]:
+        m, gap = carry
+        y = x[i] * jnp.where(present[i], lengths[i], 0)  # adding 0 changes nothing
+        own = jnp.where(present[i], gaps[i], 1)
+        n = c * jnp.sum(jnp.square(m + y))
+        below = n + gap * own
+        some = below > 0  # else two opposite points so near the boundary that their gaps underflow: their sum is 0
+        safe = jnp.where(some, below, 1)
+        return (m * ((n + gap) / safe) + y * (gap / safe), jnp.where(some, gap * own / safe, 1)), None
 
-    zero, one = jnp.zeros((), products.dtype), jnp.ones((), products.dtype)
-    (a, square, gap), _ = jax.lax.scan(add, (jnp.zeros_like(products[0]), zero, one), order)
-    return a, square, gap
+    (m, gap), _ = jax.lax.scan(add, (jnp.zeros_like(x[0]), jnp.ones((), x.dtype)), order)
+    return m, gap
 
 
 def _fold_order(clients: Array, order: str | Sequence[int], listed: tuple[int, ...]) -> Array:

@@ -48,10 +48,10 @@ def trimmed_mean(*, alpha: float = 0.25, of: str = "updates") -> Aggregator:
     median with tie='mean'. alpha is read as the decimal it is written as: floor(.29 * 100) is 29.
 
     Args:
-      alpha: the fraction cut on each side, in [0, .5).
+      alpha: the fraction cut on each side, in [0, .499].
       of: 'updates' or 'weights'; equal up to rounding.
     """
-    checks.number("aggregator trimmed_mean: alpha", alpha, low=0.0, high=0.4999999)
+    checks.number("aggregator trimmed_mean: alpha", alpha, low=0.0, high=0.499)
 
     def ranks(clients: int) -> np.ndarray:
         table = np.zeros((clients + 1, clients))

@@ -265,23 +265,6 @@ def make(name: str, clients: int, **options: Any) -> Sampler:
     return checks.call(maker, f"sampler {name}", (clients,), options)
 
 
-def participation_counts(cohorts_clients: Any, cohorts_present: Any, clients: int) -> np.ndarray:
-    """Rounds that every client was present in. Host side, for the log.
-
-    Args:
-      cohorts_clients: int [..., C], client ids of many cohorts.
-      cohorts_present: bool [..., C].
-      clients: K.
-
-    Returns: int64 [K].
-    Raises: ValueError where a present id is not in [0, K).
-    """
-    ids = np.asarray(cohorts_clients)[np.asarray(cohorts_present, bool)]
-    if ids.size and not (ids.min() >= 0 and ids.max() < clients):
-        raise ValueError(f"client ids in [{ids.min()}, {ids.max()}] found, [0, {clients - 1}] expected")
-    return np.bincount(ids.astype(np.int64), minlength=clients)
-
-
 def _stream(key: Array) -> Array:
     return jax.random.fold_in(key, _SAMPLING_STREAM)
 

@@ -215,7 +215,7 @@ def test_batch_statistics_are_averaged_by_examples(variant):
 
 
 @each_variant
-def test_jit_and_replicas_give_the_same(variant):
+def test_replicas_side_by_side_give_what_each_gives_alone(variant):
     aggregator, alone = compiled(variant)
     present = jnp.asarray([[True] * 5, [True, False, True, True, True], [False] * 5])
     deltas = tree.stack([draw(seed, CLIENTS, 0.5) for seed in range(3)])
@@ -227,14 +227,21 @@ def test_jit_and_replicas_give_the_same(variant):
     for i in range(3):
         one = alone(tree.rows(deltas, i), weights[i], tree.rows(variables, i), present=present[i])
         jax.tree.map(same, one, tree.rows(together, i))
-    eager = aggregate(aggregator, tree.rows(deltas, 1), weights[1], tree.rows(variables, 1), present=present[1])
-    jax.tree.map(same, eager, tree.rows(together, 1))
+
+
+@pytest.mark.parametrize("variant", range(len(aggregation.AGGREGATORS)), ids=aggregation.AGGREGATORS)
+def test_jit_changes_nothing(variant):
+    aggregator, jitted = compiled(variant)
+    deltas, variables = {"params": draw(1, CLIENTS, 0.5)["params"]["dense"]["bias"]}, {"params": jnp.ones(4)}
+    eager = aggregate(aggregator, deltas, jnp.ones(CLIENTS), variables)
+    same = partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6)
+    jax.tree.map(same, eager, jitted(deltas, jnp.ones(CLIENTS), variables))
 
 
 @each_variant
 def test_gradients_are_finite_at_zero(variant):
     aggregator, _ = compiled(variant)
-    zero, server = jax.tree.map(jnp.zeros_like, (draw(0, CLIENTS), draw(0)))
+    zero, server = {"params": {"w": jnp.zeros((CLIENTS, 3))}}, {"params": {"w": jnp.zeros(3)}}
 
     @quick_jit
     @partial(jax.grad, argnums=(0, 1), has_aux=True)

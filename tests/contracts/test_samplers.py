@@ -144,10 +144,3 @@ def test_q_belongs_to_poisson_alone(name, clients, options, keyed):
     sampler, *_ = case(name, clients, options)
     assert sampler.q == options.get("q")
     assert sampler.truncated == (0 < options.get("capacity", 0) < clients)
-
-
-@every_sampler
-def test_counts_for_the_log_agree(name, clients, options, keyed):
-    _, ids, present = case(name, clients, options)
-    counts = sampling.participation_counts(ids, present, clients)
-    assert counts.tolist() == membership(ids, present, clients).sum((0, 1)).tolist()

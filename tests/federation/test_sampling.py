@@ -291,20 +291,3 @@ def test_bad_options_are_one_line(name, clients, options, message):
     with pytest.raises(UserError, match=message) as caught:
         sampling.make(name, clients, **options)
     assert "\n" not in str(caught.value)
-
-
-# participation_counts
-
-
-def test_participation_counts_skip_padding():
-    ids = [[0, 2, 1], [2, 2, 3]]
-    present = [[True, True, False], [True, False, True]]
-    counts = sampling.participation_counts(ids, present, 5)
-    assert counts.tolist() == [1, 0, 2, 1, 0]
-    assert np.issubdtype(counts.dtype, np.integer)
-
-
-def test_participation_counts_of_nobody_and_of_a_stranger():
-    assert sampling.participation_counts([[9, 9]], [[False, False]], 3).tolist() == [0, 0, 0]
-    with pytest.raises(ValueError, match=r"\[0, 2\] expected"):
-        sampling.participation_counts([[3]], [[True]], 3)
