@@ -5,12 +5,19 @@ that the room's table holds under `name`. `slot` fills in the maker's defaults, 
 config.json and can be overridden on the command line; an unknown key is an error and an unread one cannot exist.
 """
 
+import importlib.util
+import inspect
 import json
 import math
+import os
+import traceback
+import types
+import typing
 from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
+from ml_collections import config_dict
 
 from fedjax_seg import aggregation, clients, data, models, synthesis, tasks
 from fedjax_seg.core import checks
@@ -26,25 +33,72 @@ ROOMS: dict[str, Mapping[str, Any]] = {
     "sampler": sampling.SAMPLERS,
     "server": dict.fromkeys(server.OPTIMIZERS, server.make),
 }
+# What the engine itself hands to a room's makers: no option of the slot.
+FROM_ENGINE = {"sampler": ("clients",), "client": ("task",), "task": ("model",), "synthesis": ("folder",)}
 # Keys that may differ between a run and its continuation: none of them changes a number that is already written.
+# (Where files lie is free: the checkpoint holds a hash of the data themselves.)
 FREE_ON_RESUME = frozenset(
-    ("rounds", "lanes", "devices", "replicas", "checkpoint", "label", "group", "grid", "require_gpu", "data.root")
+    (
+        *("rounds", "lanes", "devices", "replicas", "checkpoint", "label", "group", "grid", "require_gpu"),
+        *("on_nonfinite", "on_empty", "data.root", "data.phenotypic", "data.series", "data.fold_file"),
+    )
 )
 
 
 def slot(room: str, name: str, **options: Any) -> ml_collections.ConfigDict:
     """A slot with all options of its maker; `options` override the defaults.
 
+    Options that are None by default, or have no default, are placeholders of their type: the command line can set them.
+
     Args:
       room: a key of ROOMS.
       name: the maker's name in that room's table.
     """
-    maker = checks.lookup(ROOMS[room], name, f"{room}.name")
-    known = {k: v for k, v in checks.options(maker, skip=("name",)).items() if v is not None}
-    unknown = [k for k in options if k not in known and k not in checks.parameters(maker)]
+    known = _options(room, name)
+    unknown = [k for k in options if k not in known]
     if unknown:
         raise checks.UserError(f"{room} {name!r}: unknown option {unknown[0]!r};{checks.suggestion(unknown[0], known)}")
-    return ml_collections.ConfigDict({"name": name, **known, **options})
+    filled = ml_collections.ConfigDict({"name": name, **known})
+    for key, value in options.items():
+        _set(filled, key, value, f"{room}.{key}")
+    return filled
+
+
+def _set(c: ml_collections.ConfigDict, key: str, value: Any, what: str) -> None:
+    try:
+        c[key] = tuple(value) if isinstance(value, list) else value
+    except TypeError:
+        expected = c.get_type(key).__name__
+        raise checks.UserError(f"config.{what}: {value!r} given, a value of type {expected} expected") from None
+
+
+def _options(room: str, name: str) -> dict[str, Any]:
+    """{option: default} of a maker; a placeholder where there is no default, or None."""
+    maker = checks.lookup(ROOMS[room], name, f"{room}.name")
+    own = {
+        k: p for k, p in inspect.signature(maker).parameters.items() if k not in ("name", *FROM_ENGINE.get(room, ()))
+    }
+    return {k: _placeholder(p.annotation) if p.default in (None, p.empty) else p.default for k, p in own.items()}
+
+
+def _placeholder(annotation: Any) -> Any:
+    """An empty value that takes the annotated type: `int | None` -> int, any sequence -> tuple."""
+    found = [t for t in (typing.get_args(annotation) or (annotation,)) if t is not type(None)]
+    if isinstance(annotation, types.UnionType):
+        annotation = found[0]
+    kind = typing.get_origin(annotation) or annotation
+    return config_dict.placeholder(kind if kind in (bool, int, float, str) else tuple)
+
+
+def rename(c: ml_collections.ConfigDict, room: str, name: str) -> None:
+    """Puts another maker into a slot: options that both makers have stay, the others take the new maker's defaults.
+
+    A label names the rule that the config's file had chosen: another aggregator drops it.
+    """
+    known = _options(room, name)
+    c[room] = slot(room, name, **{k: v for k, v in c[room].items() if k in known and k != "name"})
+    if room == "aggregator":
+        c.label = ""
 
 
 def base() -> ml_collections.ConfigDict:
@@ -81,9 +135,11 @@ def base() -> ml_collections.ConfigDict:
 
 
 def validate(c: ml_collections.ConfigDict) -> None:
-    """Raises UserError for values that no maker would see: wrong ranges, NaN anywhere, unknown modes."""
+    """Raises UserError for what no maker would see: keys that nothing reads, wrong ranges, NaN, unknown modes."""
+    _check_keys(c)
     for path, value in flat(c).items():
-        if isinstance(value, float) and not math.isfinite(value):
+        # A data set may take an infinite limit (no limit); its maker checks its own options.
+        if isinstance(value, float) and not (math.isfinite(value) or (value > 0 and path.startswith("data."))):
             raise checks.UserError(f"config.{path}: {value!r} given, a finite number expected")
     for name in ("rounds", "local_epochs", "batch_size", "eval_every", "eval_batch", "checkpoint.keep"):
         checks.number(f"config.{name}", flat(c)[name], low=1, integer=True)
@@ -102,9 +158,99 @@ def validate(c: ml_collections.ConfigDict) -> None:
     checks.one_of("config.corruption.kind", c.corruption.kind, clients.CORRUPTIONS)
     for name in ("on_nonfinite", "on_empty"):
         checks.one_of(f"config.{name}", c[name], ("stop", "skip"))
-    for name in ("data", "task", "model"):
-        if name not in c:
+
+
+def _check_keys(c: ml_collections.ConfigDict) -> None:
+    """Exactly the keys of `base` and the slots of the data, the task and the model."""
+    default = base()
+    for name in ROOMS:
+        if name not in c or "name" not in c[name]:
             raise checks.UserError(f"config.{name}: missing; a slot {{'name': ...}} expected (fedjax_seg.config.slot)")
+    for path, expected in (("", (*default.keys(), *ROOMS)), *((p, default[p]) for p in ("checkpoint", "corruption"))):
+        part = c[path] if path else c
+        for key in expected:
+            if key not in part:
+                raise checks.UserError(
+                    f"config.{path}{'.' * bool(path)}{key}: missing; start from fedjax_seg.config.base()"
+                )
+        for key in part:
+            if key not in expected:
+                near = checks.suggestion(key, expected)
+                raise checks.UserError(f"config.{path}{'.' * bool(path)}{key}: nothing reads this key;{near}")
+
+
+def load(file: str | os.PathLike[str], words: str | None = None) -> ml_collections.ConfigDict:
+    """The config that a Python file's `get_config` returns.
+
+    Args:
+      file: e.g. configs/quickstart.py.
+      words: handed to get_config where given ('configs/x.py:words' on the command line).
+
+    Raises: UserError for whatever is wrong with the file, with the line where Python tells one.
+    """
+    file = os.fspath(file)
+    if not os.path.isfile(file):
+        raise checks.UserError(f"--config: {file}: no such file; a Python file with a function get_config expected")
+    spec = importlib.util.spec_from_file_location("fedjax_seg_config_file", file)
+    if spec is None or spec.loader is None:
+        raise checks.UserError(f"--config: {file}: not a Python file; its name must end in .py")
+    module, origin = importlib.util.module_from_spec(spec), spec.origin
+    given = () if words is None else (words,)
+    try:
+        spec.loader.exec_module(module)
+        maker = getattr(module, "get_config", None)
+        if maker is None:
+            raise checks.UserError(f"--config: {file}: has no function get_config")
+        _check_words(file, maker, given)
+        config = maker(*given)
+    except checks.UserError:
+        raise
+    except SyntaxError as error:
+        raise checks.UserError(f"--config: {error.filename or file}, line {error.lineno}: {error.msg}") from error
+    except Exception as error:  # a config is input: its faults are the user's, and told with their place
+        here = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == origin]
+        text = " ".join(str(error).split())
+        raise checks.UserError(
+            f"--config: {file}, line {here[-1] if here else '?'}: {type(error).__name__}: {text}"
+        ) from error
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise checks.UserError(f"--config: {file}: get_config returns {type(config).__name__}, a ConfigDict expected")
+    return config
+
+
+def check_path(c: ml_collections.ConfigDict, path: str) -> None:
+    """Raises UserError unless `path` ('a.b') is a key that can be overridden: a value, no group of keys."""
+    at: Any = c
+    *groups, last = path.split(".")
+    for depth, key in enumerate((*groups, last)):
+        above = "".join(f"{g}." for g in groups[:depth])
+        if not isinstance(at, ml_collections.ConfigDict):
+            raise checks.UserError(f"--config.{path}: {above[:-1]} is a value, it has no keys")
+        if key not in at:
+            raise checks.UserError(f"--config.{path}: unknown key {above}{key};{checks.suggestion(key, at.keys())}")
+        at = at[key]
+    if isinstance(at, ml_collections.ConfigDict):
+        inside = ", ".join(f"{path}.{key}" for key in at)
+        raise checks.UserError(f"--config.{path}: a group of keys; override one of {inside}")
+
+
+def type_name(c: ml_collections.ConfigDict, path: str) -> str:
+    """The type that the key `path` takes, e.g. 'int'."""
+    *groups, last = path.split(".")
+    for key in groups:
+        c = c[key]
+    return c.get_type(last).__name__
+
+
+def _check_words(file: str, maker: Any, given: tuple[str, ...]) -> None:
+    try:
+        inspect.signature(maker).bind(*given)
+    except TypeError:
+        raise checks.UserError(
+            f"--config: {file}: takes no words after a colon, {given[0]!r} given"
+            if given
+            else f"--config: {file}: needs words after a colon, --config={file}:WORDS"
+        ) from None
 
 
 def flat(c: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -120,8 +266,16 @@ def flat(c: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def plain(c: ml_collections.ConfigDict) -> dict[str, Any]:
-    """As JSON writes it: tuples become lists."""
-    return json.loads(json.dumps(c.to_dict()))
+    """As JSON writes it: tuples become lists, infinity (which JSON lacks) the text 'inf'."""
+
+    def written(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: written(v) for key, v in value.items()}
+        if isinstance(value, float) and math.isinf(value):
+            return str(value)
+        return value
+
+    return json.loads(json.dumps(written(c.to_dict())))
 
 
 def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:

@@ -3,7 +3,6 @@
 config -> data -> Task -> Client -> round(sampler, aggregator, server) x replicas -> evaluation -> report
 """
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from fedjax_seg.core import checks, tree
 from fedjax_seg.core.types import Aggregator, Client, FederatedState, Task
 from fedjax_seg.data import federated
 from fedjax_seg.federation import baselines, evaluate, flags, local_batches, replicas, round, sampling, server
-from fedjax_seg.report import checkpoint, manifest, rows, run_report
+from fedjax_seg.report import checkpoint, continuation, manifest, rows, run_report, tables
 from fedjax_seg.report.progress import Progress
 from fedjax_seg.report.writer import RunFolder
 from fedjax_seg.tasks import input_span
@@ -71,8 +70,6 @@ def load_data(config: ml_collections.ConfigDict, scratch: Path) -> federated.Fed
 
 def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData) -> Experiment:
     """Makes every part of the run; all option errors come from here, before anything compiles."""
-    if config.require_gpu and jax.default_backend() == "cpu":
-        raise checks.UserError("require_gpu: no accelerator found, backend is 'cpu'; install a GPU build of jax")
     count = len(loaded.sites)
     sampler = sampling.make(clients=count, **config.sampler)
     task = tasks.make(model=dict(config.model), **config.task)
@@ -207,27 +204,40 @@ def run(
     Raises: UserError for bad input; Preempted after `stop`.
     """
     configuration.validate(config)
+    if config.require_gpu and jax.default_backend() == "cpu":
+        raise checks.UserError("require_gpu: no accelerator found, backend is 'cpu'; install a GPU build of jax")
     with RunFolder(workdir, quiet=quiet) as folder:
         before = folder.read_json("config.json")
         if before is not None:
             difference = configuration.first_difference(before, configuration.plain(config))
             if difference:
                 raise checks.UserError(f"{folder.path}: holds another run: {difference}; use another --workdir")
-            reached = checkpoint.latest(folder.path / "checkpoints")
-            finished = reached == config.rounds and (folder.path / "DONE").exists()
-            if reached is not None and (finished or reached > config.rounds):
-                print(f"already at round {reached} of {config.rounds}: nothing to do", file=sys.stderr)
-                return folder.read_json("summary.json") or {}
+            finished = continuation.finished(folder, config.rounds)
+            if finished is not None:
+                return finished
         experiment = build(config, load(config, folder.path))
-        folder.start()
-        folder.log(experiment.how.text)
-        for line in experiment.data.summary:
+        for line in (experiment.how.text, *experiment.data.summary):
             folder.log(line)
+        # What the folder holds is looked at before anything in it changes.
+        state, position = _state(experiment, folder.path / "checkpoints")
+        folder.rewind(position)
+        folder.start()
         folder.write_json("config.json", configuration.plain(config))
         folder.write_json("manifest.json", _manifest(experiment, argv))
         for name, text in experiment.data.files.items():
             folder.write_text(name, text)
-        return _train(experiment, folder, stop)
+        return _train(experiment, folder, state, stop)
+
+
+def _state(experiment: Experiment, saves: Path) -> tuple[FederatedState, dict[str, int]]:
+    """The state to go on from, and the position of the metrics files there: of the last checkpoint, or new."""
+    state = experiment.initial()
+    if checkpoint.latest(saves) is None:
+        return state, {}
+    state, meta = checkpoint.restore(saves, state)
+    if meta["data"] != federated.digest(experiment.data):
+        raise checks.UserError(f"{saves}: the data has changed since the checkpoint; use another --workdir")
+    return state, meta["position"]
 
 
 def _manifest(experiment: Experiment, argv: Sequence[str]) -> dict[str, Any]:
@@ -241,23 +251,18 @@ def _manifest(experiment: Experiment, argv: Sequence[str]) -> dict[str, Any]:
     return manifest.of_process(argv) | facts
 
 
-def _train(experiment: Experiment, folder: RunFolder, stop: Callable[[], bool]) -> dict[str, Any]:
+def _train(
+    experiment: Experiment, folder: RunFolder, state: FederatedState, stop: Callable[[], bool]
+) -> dict[str, Any]:
     config, saves, digest = experiment.config, folder.path / "checkpoints", federated.digest(experiment.data)
     began = time.monotonic()
-    state = experiment.initial()
-    if checkpoint.latest(saves) is not None:
-        state, meta = checkpoint.restore(saves, state)
-        if meta["data"] != digest:
-            raise checks.UserError(f"{saves}: the data has changed since the checkpoint; use another --workdir")
-        folder.rewind(meta["position"])
-        folder.log(f"continuing at round {int(np.max(state.round))} of {config.rounds}")
-    else:
-        folder.rewind({})
     state = replicas.place(experiment.how, state)
     plan = replicas.place(experiment.how, experiment.plan)
     reached, saved = int(np.max(np.asarray(state.round))), time.monotonic()
     progress = Progress(folder, reached, config.rounds)
-    if reached == 0:
+    if reached:
+        folder.log(f"continuing at round {reached} of {config.rounds}")
+    else:
         folder.add_rows(_score(experiment, state, plan, 0)[0])
     with progress:
         while reached < config.rounds:
@@ -265,10 +270,10 @@ def _train(experiment: Experiment, folder: RunFolder, stop: Callable[[], bool]) 
             clock = time.monotonic()
             state, records, done = experiment.rounds(state, plan, target)
             records, done = jax.tree.map(np.asarray, (records, done))
-            for line in flags.check(records, done, experiment.replicas, experiment.data.sites):
-                folder.log(line)
             folder.add_rows(rows.training(records, done, experiment.replicas, experiment.data.sites))
             folder.add_timing(rows.timing(records, done, reached, time.monotonic() - clock))
+            for line in flags.check(records, done, experiment.replicas, experiment.data.sites):
+                folder.log(line)
             reached, scored = target, []
             if reached % config.eval_every == 0 or reached == config.rounds:
                 scored = _score(experiment, state, plan, reached)[0]
@@ -314,6 +319,7 @@ def _score(
 def _finish(experiment: Experiment, folder: RunFolder, state: FederatedState, plan: Any) -> dict[str, Any]:
     config = experiment.config
     scored, cases = _score(experiment, state, plan, config.rounds, with_cases=True)
+    written = tables.read_rows(folder.path / "metrics.jsonl")
     folder.write_cases(cases)
     result = {
         "label": config.label or config.aggregator.name,
@@ -323,10 +329,12 @@ def _finish(experiment: Experiment, folder: RunFolder, state: FederatedState, pl
         "sites": list(experiment.data.sites),
         "classes": list(experiment.data.classes),
         "metrics": {name: list(rule) for name, rule in experiment.task.metrics.items()},
+        "cohort": experiment.data.about.get("table1", []),
+        "participation": rows.participation(written, experiment.data.sites),
         "results": scored,
         "config": configuration.flat(configuration.plain(config)),
     }
-    run_report.write(folder, result, experiment.data.about, experiment.data.summary)
+    run_report.write(folder, result, written, experiment.data.about, experiment.data.summary)
     folder.finish(result)
     folder.log(f"done: {folder.path / 'report.html'}")
     return result

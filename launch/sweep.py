@@ -10,65 +10,90 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_seg import config as configuration
 from fedjax_seg import main
 from fedjax_seg.core import checks
 
 
 class Job(NamedTuple):
-    """One run of a sweep: the words for get_config, its folder, and the overrides it shares with the others."""
+    """One run of a sweep: its config file with the words for get_config, its folder, and the shared overrides."""
 
+    file: str
     words: str
     workdir: Path
     overrides: tuple[str, ...]
 
-    def argv(self, config: str) -> list[str]:
-        return ["main", f"--config={config}:{self.words}", f"--workdir={self.workdir}", *self.overrides]
+    def argv(self) -> list[str]:
+        """The command that runs this job alone."""
+        return ["main.py", f"--config={self.file}:{self.words}", f"--workdir={self.workdir}", *self.overrides]
+
+    def config(self) -> Any:
+        return main.configured(f"{self.file}:{self.words}", self.overrides)
 
 
-def jobs_of(config: Any, workdir: Path, argv: Sequence[str]) -> list[Job]:
-    """The jobs of a config's grid."""
-    overrides = tuple(word for word in argv if word.startswith("--config."))
-    return [Job(words, workdir / re.sub(r"[^A-Za-z0-9.=-]+", "_", words), overrides) for words in config.grid]
+def jobs_of(asked: main.Command, workdir: Path) -> list[Job]:
+    """The jobs of a config's grid.
+
+    Raises: UserError where there is none, or where two would share a folder.
+    """
+    if not asked.config.get("grid"):
+        raise checks.UserError(f"--config: {asked.file} declares no grid; run it with fedjax_seg.main")
+    folders: dict[str, str] = {}
+    for words in asked.config.grid:
+        name = re.sub(r"[^A-Za-z0-9.=-]+", "_", words).strip(".")
+        if not name or name in folders:
+            raise checks.UserError(f"config.grid: {words!r} {'is listed twice' if name else 'names no folder'}")
+        folders[name] = words
+    return [Job(asked.file, words, workdir / name, asked.overrides) for name, words in folders.items()]
 
 
-def run_here(config: str, jobs: Sequence[Job], stop: Callable[[], bool], check_only: bool) -> list[str]:
-    """Runs the jobs one after another in this process; the data is read once. Returns one line per failed job."""
+def remembering(load: Callable[[Any, Path], Any]) -> Callable[[Any, Path], Any]:
+    """`load`, but runs in a row whose data are the same share them in memory."""
+    kept: dict[str, Any] = {}
+
+    def loaded(config: Any, scratch: Path) -> Any:
+        parts = ("data", "synthesis", "protocol")
+        key = repr([(k, v) for k, v in configuration.flat(config).items() if k.split(".")[0] in parts])
+        if key not in kept:
+            kept.clear()
+            kept[key] = load(config, scratch)
+        return kept[key]
+
+    return loaded
+
+
+def run_here(jobs: Sequence[Job], stop: Callable[[], bool], check_only: bool) -> list[str]:
+    """Runs the jobs one after another in this process. Returns a line per failed job.
+
+    Raises: Preempted after `stop`.
+    """
     import jax
 
-    from fedjax_seg import config as configuration
     from fedjax_seg import experiment
 
-    loaded: dict[str, Any] = {}
-
-    def load(settings: Any, scratch: Path) -> Any:
-        key = repr(
-            sorted(
-                (k, v)
-                for k, v in configuration.flat(settings).items()
-                if k.split(".")[0] in ("data", "synthesis", "protocol")
-            )
-        )
-        if key not in loaded:
-            loaded.clear()
-            loaded[key] = experiment.load_data(settings, scratch)
-        return loaded[key]
-
-    failed = []
+    load, failed = remembering(experiment.load_data), []
     for number, job in enumerate(jobs):
+        if stop():
+            raise experiment.Preempted(f"preempted before {job.words}")
         print(f"[{number + 1}/{len(jobs)}] {job.words}", file=sys.stderr, flush=True)
         try:
-            settings = main.parse(job.argv(config), __doc__ or "").config
-            configuration.validate(settings)
+            config = job.config()
+            configuration.validate(config)
             if check_only:
-                print("\n".join(load(settings, job.workdir).summary))
-                continue
-            experiment.run(settings, job.workdir, stop, argv=job.argv(Path(config).name), load=load)
-        except checks.UserError as error:
-            failed.append(f"{job.words}: {error}")
+                print("\n".join(load(config, job.workdir).summary))
+            else:
+                experiment.run(config, job.workdir, stop, argv=job.argv(), load=load)
+        except experiment.Preempted:
+            raise
+        except Exception as error:  # one bad run must not cost the others, not even by a bug
+            if not isinstance(error, checks.UserError | OSError):
+                traceback.print_exc()
+            failed.append(f"{job.words}: {main.told(error)}")
             print(f"error: {failed[-1]}", file=sys.stderr, flush=True)
         jax.clear_caches()  # every job compiles its own programs; none of the last one's is needed again
         gc.collect()
@@ -76,28 +101,31 @@ def run_here(config: str, jobs: Sequence[Job], stop: Callable[[], bool], check_o
 
 
 def command(argv: Sequence[str]) -> int:
-    values = main.parse(argv, __doc__ or "")
-    if not values.config.get("grid"):
-        raise checks.UserError("--config: this config declares no grid; run it with fedjax_seg.main")
-    path = next(w.split("=", 1)[1] for w in argv if w.startswith("--config=")).partition(":")[0]
-    workdir = Path(os.path.abspath(values.workdir))
-    jobs, began = jobs_of(values.config, workdir, argv), time.monotonic()
+    asked = main.parse(argv, __doc__ or "")
+    workdir, began = Path(os.path.abspath(os.path.expanduser(asked.workdir))), time.monotonic()
+    jobs = jobs_of(asked, workdir)
+    configuration.validate(asked.config)
     stop = main.stop_on_signals()
-    main.prepare_jax(values.config.get("devices", 0))
+    main.prepare_jax(asked.config.devices)
     from fedjax_seg.experiment import Preempted
     from fedjax_seg.report import sweep_report, tables
+    from fedjax_seg.report.writer import RunFolder
 
     try:
-        failed = run_here(path, jobs, stop, values.check_data)
-    except Preempted:
+        with RunFolder(workdir):  # for its lock: one sweep at a time
+            failed = run_here(jobs, stop, asked.check_data)
+            if not asked.check_data:
+                done = [tables.read_run(job.workdir) for job in jobs if (job.workdir / "DONE").exists()]
+                if done:
+                    print(f"report: {sweep_report.write(workdir, done)}", file=sys.stderr)
+                print(
+                    f"{len(done)} of {len(jobs)} runs, {(time.monotonic() - began) / 60:.1f} minutes", file=sys.stderr
+                )
+    except Preempted as error:
+        print(f"{error}; the same command continues", file=sys.stderr)
         return main.PREEMPTED
-    if not values.check_data:
-        done = [tables.read_run(job.workdir) for job in jobs if (job.workdir / "DONE").exists()]
-        if done:
-            print(f"report: {sweep_report.write(workdir, done)}", file=sys.stderr)
-        print(f"{len(done)} of {len(jobs)} runs, {(time.monotonic() - began) / 60:.1f} minutes", file=sys.stderr)
     if failed:
-        raise checks.UserError(f"{len(failed)} run(s) failed: " + " | ".join(failed))
+        raise checks.UserError(f"{len(failed)} run(s) failed: " + " | ".join(line.splitlines()[0] for line in failed))
     return 0
 
 

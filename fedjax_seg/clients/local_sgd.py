@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_seg.clients import blocked_linear, forms, lazy_linear
 from fedjax_seg.core import checks, tree
 from fedjax_seg.core.types import Array, Batches, Client, ClientUpdate, Task, Tree, Variables
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "yogi", "lamb", "lion", "radam", "nadam")
+COORDINATEWISE = tuple(name for name in OPTIMIZERS if name != "lamb")  # no norm over a tensor
 SCHEDULES = ("constant", "cosine", "exponential", "step", "linear")
 OPTIMIZER_STATE, LOCAL_LEAF = "optimizer/", "leaf/"
 
@@ -58,7 +60,7 @@ def _optimizer(name: str, momentum: float, nesterov: bool, weight_decay: float, 
         options |= {"momentum": momentum or None, "nesterov": nesterov}
     elif momentum or nesterov:
         raise checks.UserError(f"client.momentum, client.nesterov: for the optimizer 'sgd' only, {name!r} given")
-    if weight_decay and name in ("adamw", "lamb", "lion"):
+    if name in ("adamw", "lamb", "lion"):  # always: optax's own defaults are not 0
         options |= {"weight_decay": weight_decay}
     elif weight_decay:  # as PyTorch: added to the gradient, before momentum
         parts.append(optax.add_decayed_weights(weight_decay))
@@ -106,6 +108,7 @@ def local_sgd(
     chain = _optimizer(optimizer, momentum, nesterov, weight_decay, mu, clip)
     rate = learning_rate(schedule, lr, schedule_rounds, schedule_decay, schedule_every)
     stays = _matcher(local)
+    linear = task.linear_input.removeprefix("params/") if not clip and not stays(task.linear_input) else ""
 
     def init(variables: Variables) -> dict[str, Array]:
         kept = {LOCAL_LEAF + p: x for p, x in tree.paths(variables).items() if stays(p)}
@@ -118,17 +121,13 @@ def local_sgd(
             return variables
         return tree.map_paths(lambda p, x: personal.get(LOCAL_LEAF + p, x), variables)
 
-    def step(carry: Tree, batch: Tree, key: Array, anchor: Tree, scale: Array) -> tuple[Tree, Array]:
-        variables, optimizer_state = carry
-        rest = {k: v for k, v in variables.items() if k != "params"}
-
-        def loss_of(params: Tree) -> tuple[Array, Tree]:
-            return task.loss({"params": params, **rest}, batch, key)
-
-        (loss, updated), grads = jax.value_and_grad(loss_of, has_aux=True)(variables["params"])
-        updates, optimizer_state = chain.update(grads, optimizer_state, variables["params"], anchor=anchor)
-        params = jax.tree.map(lambda w, u: w + scale * u, variables["params"], updates)
-        return ({**variables, **updated, "params": params}, optimizer_state), loss
+    def form_of(optimizer_now: forms.Optimizer, params: Tree, state: Tree, batches: Batches) -> forms.Form:
+        """The cheapest way to hold a wide first layer; all give the same numbers up to rounding."""
+        if linear and optimizer == "sgd" and lazy_linear.pays(forms.at(params, linear), batches):
+            return lazy_linear.form(optimizer_now, params, state, batches, linear, keep_optimizer)
+        if linear and optimizer in COORDINATEWISE and blocked_linear.pays(forms.at(params, linear)):
+            return blocked_linear.form(optimizer_now, params, state, linear)
+        return forms.whole(optimizer_now, params, state)
 
     def train(
         variables: Variables,
@@ -145,17 +144,25 @@ def local_sgd(
         if keep_optimizer:
             fresh = tree.map_paths(lambda p, x: personal[OPTIMIZER_STATE + p], fresh)
         scale = jnp.asarray(rate(round), jnp.float32)
+        form = form_of(forms.Optimizer(chain, scale), start["params"], fresh, batches)
+        rest = {k: v for k, v in start.items() if k != "params"}
 
         def body(s: Array, carry: Tree) -> Tree:
-            state, total = carry
-            state, loss = step(state, batches.at(s), jax.random.fold_in(key, s), start["params"], scale)
-            return state, total + loss
+            params, rest, state, total = carry
+            loss_of = lambda params, batch, key: task.loss({**rest, "params": params}, batch, key)
+            (loss, updated), params, state = form.step(
+                loss_of, params, state, batches.at(s), jax.random.fold_in(key, s), s
+            )
+            return params, {**rest, **updated}, state, total + loss
 
-        (last, optimizer_state), total = jax.lax.fori_loop(0, batches.steps, body, ((start, fresh), jnp.zeros(())))
-        delta = tree.map_paths(lambda p, x: jnp.zeros_like(x) if stays(p) else x, tree.subtract(last, start))
+        carry = (form.params, rest, form.state, jnp.zeros(()))
+        params, last, state, total = jax.lax.fori_loop(0, batches.steps, body, carry)
+        delta = {**tree.subtract(last, rest), "params": form.whole(tree.subtract(params, form.params))}
+        delta = tree.map_paths(lambda p, x: jnp.zeros_like(x) if stays(p) else x, {k: delta[k] for k in start})
+        last = {**last, "params": form.whole(params)}
         kept = {LOCAL_LEAF + p: x for p, x in tree.paths(last).items() if stays(p)}
         if keep_optimizer:
-            kept |= {OPTIMIZER_STATE + p: x for p, x in tree.paths(optimizer_state).items()}
+            kept |= {OPTIMIZER_STATE + p: x for p, x in tree.paths(form.whole(state)).items()}
         metrics = {"loss": total / jnp.maximum(batches.steps, 1), "lr": scale}
         return ClientUpdate(delta, batches.examples, batches.steps, {}, metrics), kept
 

@@ -101,12 +101,14 @@ class Batches(NamedTuple):
       steps: int32 scalar; the real number of local steps (0 for an absent client).
       examples: float32 scalar; distinct training examples of the client, its weight.
       client: int32 scalar; the client id.
+      longest: the most steps any client of the run can have, known before it runs; 0 = not known.
     """
 
     at: Callable[[Array], Batch]
     steps: Array
     examples: Array
     client: Array
+    longest: int = 0
 
 
 class ClientUpdate(NamedTuple):

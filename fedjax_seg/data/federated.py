@@ -66,7 +66,7 @@ def validate(data: FederatedData) -> None:
         shared = sorted(set(patients[train]) & set(patients[test]))
         if shared:
             raise checks.UserError(
-                f"data: patient {shared[0]!r} is in training and test of split {split.name!r}"
+                f"data: patient {str(shared[0])!r} is in training and test of split {split.name!r}"
                 f" ({len(shared)} such patients); split by patient"
             )
 

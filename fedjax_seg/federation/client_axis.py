@@ -71,52 +71,66 @@ def run(
     present = jnp.concatenate([cohort.present, jnp.zeros((1,), bool)])
     length = jnp.concatenate([steps, jnp.zeros((1,), steps.dtype)])
 
-    def one(row: Array) -> tuple[Tree, Tree, Mapping[str, Array]]:
-        message, kept, info = train_one(clients[row], present[row], tree.row(personal, clients[row]))
-        return tree.where(info["ok"], message, tree.zeros_like(message)), kept, info
+    def one(row: Array, personal: Tree) -> tuple[Tree, Tree, Mapping[str, Array]]:
+        held = tree.row(personal, clients[row])
+        message, kept, info = train_one(clients[row], present[row], held)
+        message, kept = tree.where(info["ok"], (message, kept), (tree.zeros_like(message), held))
+        return message, kept, info
 
-    def lanes_of(rows: Array) -> tuple[Tree, Tree, Mapping[str, Array]]:
+    def lanes_of(rows: Array, personal: Tree) -> tuple[Tree, Tree, Mapping[str, Array]]:
         if how.lanes > 1:
-            return jax.vmap(one)(rows)
-        return jax.tree.map(lambda x: x[None], one(rows[0]))
+            return jax.vmap(one, in_axes=(0, None))(rows, personal)
+        return jax.tree.map(lambda x: x[None], one(rows[0], personal))
 
-    def group(total: Tree, rows: Array) -> tuple[Tree, Any]:
-        message, kept, info = lanes_of(rows)
+    def group(carry: tuple[Tree, Tree], rows: Array) -> tuple[tuple[Tree, Tree], Any]:
+        total, personal = carry
+        message, kept, info = lanes_of(rows, personal)
         executed = how.lanes * jnp.max(length[rows])
         if accumulate:
             total = jax.tree.map(lambda t, m: t + jnp.sum(m, 0) if how.lanes > 1 else t + m[0], total, message)
             message = {}
-        return total, (message, kept, info, executed)
+        if how.lanes * how.shards == 1:  # nobody is never scheduled
+            personal, kept = tree.set_row(personal, clients[rows[0]], tree.row(kept, 0)), {}
+        elif how.shards == 1:  # written where they lie: no stack of what all clients keep
+            personal, kept = _write_back(personal, kept, clients[rows], rows < size), {}
+        return (total, personal), (message, kept, info, executed)
 
-    shape = jax.eval_shape(lambda r: one(r)[0], jax.ShapeDtypeStruct((), jnp.int32)) if accumulate else {}
+    shape = jax.eval_shape(lambda r: one(r, personal)[0], jax.ShapeDtypeStruct((), jnp.int32)) if accumulate else {}
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
-    total, (messages, kept, info, executed) = jax.lax.scan(group, zero, mine)
+    (total, personal), (messages, kept, info, executed) = jax.lax.scan(group, (zero, personal), mine)
     rows, executed = mine, jnp.sum(executed)
     if how.shards > 1:
         gather = lambda x: jax.lax.all_gather(x, how.axis, tiled=True)
         total, executed = jax.lax.psum((total, executed), how.axis)
         messages, kept, info, rows = jax.tree.map(gather, (messages, kept, info, rows))
-
-    messages, kept, info = _in_cohort_order((messages, kept, info), rows.reshape(-1), size, how)
-    if jax.tree.leaves(personal):
-        personal = _write_back(personal, kept, cohort.clients, info["ok"])
+        kept, rows = _flat((kept, rows))
+        personal = _write_back(personal, kept, clients[rows], rows < size)
+    messages, info = _in_cohort_order((messages, info), rows.reshape(-1), size, how)
     return (total if accumulate else messages), personal, info, executed
+
+
+def _flat(stacked: Tree) -> Tree:
+    """Leaves [groups, lanes, ...] -> [groups * lanes, ...]."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stacked)
 
 
 def _in_cohort_order(stacked: Tree, rows: Array, size: int, how: Lanes) -> Tree:
     """Leaves [groups, lanes, ...] in the order of execution -> [C, ...] in the order of the cohort."""
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stacked)
+    flat = _flat(stacked)
     if how.lanes * how.shards == 1:
         return flat  # never reordered: no copy of a stack of models
     place = jnp.zeros((size,), rows.dtype).at[rows].set(jnp.arange(rows.shape[0], dtype=rows.dtype), mode="drop")
     return tree.rows(flat, place)
 
 
-def _write_back(personal: Tree, kept: Tree, clients: Array, ok: Array) -> Tree:
-    """personal [K, ...] with the rows of the clients that counted replaced, one slice at a time."""
+def _write_back(personal: Tree, kept: Tree, clients: Array, real: Array) -> Tree:
+    """personal [K, ...] with the rows of `clients` [n] replaced by kept [n, ...], one slice at a time; `real` False:
+    nobody, nothing is written."""
+    if not jax.tree.leaves(personal):
+        return personal
 
-    def write(c: Array, personal: Tree) -> Tree:
-        old = tree.row(personal, clients[c])
-        return tree.set_row(personal, clients[c], tree.where(ok[c], tree.row(kept, c), old))
+    def write(i: Array, personal: Tree) -> Tree:
+        old = tree.row(personal, clients[i])  # of nobody: what an earlier lane may have written
+        return tree.set_row(personal, clients[i], tree.where(real[i], tree.row(kept, i), old))
 
     return jax.lax.fori_loop(0, clients.shape[0], write, personal)

@@ -40,9 +40,12 @@ def in_memory(arrays: Mapping[str, Array], batch_size: int, epochs: int) -> Batc
         def at(step: Array) -> dict[str, Array]:
             epoch, first = step // jnp.maximum(per_epoch, 1), (step % jnp.maximum(per_epoch, 1)) * batch_size
             index = jax.lax.dynamic_slice(orders, (epoch, first), (1, batch_size))[0]
-            mask = (first + jnp.arange(batch_size) < size).astype(jnp.float32)
+            real = first + jnp.arange(batch_size) < size
+            index = jnp.where(real, index, index[0])  # masked, but NaN * 0 is NaN: no other client's case comes near
+            mask = real.astype(jnp.float32)
             return {**{name: x[index] for name, x in arrays.items()}, "mask": mask}
 
-        return Batches(at, per_epoch * epochs, size.astype(jnp.float32), client)
+        longest = -(-capacity // batch_size) * epochs
+        return Batches(at, per_epoch * epochs, size.astype(jnp.float32), client, longest)
 
     return batches_of

@@ -118,7 +118,7 @@ def one_round(
     variables, server_opt = server.step(parts.server, state.variables, delta, state.server_opt)
     empty = jnp.sum(jnp.where(counted.present, info["weight"], 0)) <= 0
     nonfinite = jnp.any(cohort.present & ~info["finite"])
-    broken = ~empty & ~tree.all_finite(delta)  # finite messages, but their aggregate is not
+    broken = ~empty & ~jnp.isfinite(tree.squared_norm(delta))  # finite messages, but their aggregate is not
     halt = broken | (nonfinite & (not parts.skip_nonfinite)) | (empty & (not parts.skip_empty))
     keep = empty | halt
     variables, server_opt, aggregator = tree.where(

@@ -24,6 +24,7 @@ thead { border-top: 2px solid #333; border-bottom: 1px solid #333; } tbody { bor
 th[colspan] { text-align: center; border-bottom: 1px solid #999; }
 figure { margin: 1.5rem 0; } figure img { max-width: 100%; height: auto; }
 figcaption { color: #444; font-size: .85rem; }
+pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .85rem; }
 code { background: #f2f2f2; padding: 0 .2em; }
 """
 
@@ -35,6 +36,7 @@ class Section(NamedTuple):
       title: its heading.
       text: paragraphs separated by an empty line; lines that start with '- ' are a list, `code` is set as code.
       tables: in order, after the text.
+      listing: lines set in columns, printed as they are; after the text.
       figures: paths of PNG files inside the report's folder, or pairs (path, caption); after the tables.
     """
 
@@ -42,6 +44,7 @@ class Section(NamedTuple):
     text: str = ""
     tables: Sequence[Table] = ()
     figures: Sequence[Path | tuple[Path, str]] = ()
+    listing: str = ""
 
 
 def write_report(folder: str | os.PathLike[str], title: str, sections: Sequence[Section]) -> tuple[Path, Path]:
@@ -55,6 +58,9 @@ def write_report(folder: str | os.PathLike[str], title: str, sections: Sequence[
         if section.text:
             markdown.append(section.text.strip() + "\n")
             page.append(_paragraphs(section.text))
+        if section.listing:
+            markdown.append(f"```text\n{section.listing}\n```\n")
+            page.append(f"<pre>{html.escape(section.listing)}</pre>")
         for table in section.tables:
             markdown.append(to_markdown(table))
             page.append(_table(table))

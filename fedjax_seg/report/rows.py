@@ -1,6 +1,6 @@
 """Rows of the files a run writes, from the arrays of the device. Pure functions on the host."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,15 @@ def training(records: Mapping[str, Any], done: np.ndarray, replicas: Sequence[An
             where = {"site": SERVER, "split": "train"}
             out += [{**tag, **where, "metric": m, "value": v, "n": len(present)} for m, v in server.items()]
     return out
+
+
+def participation(rows: Iterable[Mapping[str, Any]], sites: Sequence[str]) -> dict[str, int]:
+    """{site: rounds in which it trained, summed over replicas}, counted in all rows of metrics.jsonl."""
+    counts = dict.fromkeys(sites, 0)
+    for row in rows:
+        if row["split"] == "train" and row["metric"] == "update_norm":
+            counts[row["site"]] += 1
+    return counts
 
 
 def timing(records: Mapping[str, Any], done: np.ndarray, start: int, seconds: float) -> dict[str, Any]:

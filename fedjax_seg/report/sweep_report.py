@@ -1,7 +1,7 @@
 """The report of a sweep: the tables and figures of many finished runs, grouped (e.g. by profile)."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,33 @@ def write(folder: Path, runs: Sequence[Run], reference: str = "FedAvg") -> Path:
       runs: finished runs; those of one group are compared with each other.
       reference: the label of the method that the paired tests compare against.
     """
-    sections = []
-    for group in dict.fromkeys(run.group for run in runs):
-        members = [run for run in runs if run.group == group]
-        sections.append(_group(folder, group, members, reference))
-    title = "Sweep: " + ", ".join(dict.fromkeys(run.group or "runs" for run in runs))
+    groups = {group: [r for r in runs if r.group == group] for group in dict.fromkeys(run.group for run in runs)}
+    made = [("cohort", table) for table in tables.cohort_tables(runs[0].summary["cohort"])]
+    if len(groups) > 1 and all(run.summary["protocol"] != "cross_site" for run in runs):
+        made.append(("overview", overview(groups)))
+    for file, table in made:
+        save(folder / "tables", file, table)
+    sections = [Section("Overview", "", [table for _, table in made])] if made else []
+    sections += [_group(folder, group, members, reference) for group, members in groups.items()]
+    title = "Sweep: " + "; ".join(group or "runs" for group in groups)
     return write_report(folder, title, sections)[1]
+
+
+def overview(groups: Mapping[str, Sequence[Run]]) -> Table:
+    """Methods by group (a profile, a kind of corruption): the first metric, as mean over sites of every replica."""
+    first = next(iter(groups.values()))[0].summary
+    metric, labels = headline(first)[0], list(dict.fromkeys(r.label for runs in groups.values() for r in runs))
+    cells = []
+    for label in labels:
+        row = []
+        for runs in groups.values():
+            found = [r for r in runs if r.label == label]
+            values = tables.values_of(found[0].summary["results"], metric).values() if found else ()
+            row.append(tables.summarise(tables.sites_mean(v, tested_sites(found[0].summary)) for v in values))
+        cells.append(tuple(row))
+    caption = f"{metric}, unweighted mean over sites: mean ± sample standard deviation over folds and seeds."
+    columns = tuple(("", group or "runs") for group in groups)
+    return Table(caption, "Method", columns, tuple(labels), tuple(cells), (first["metrics"][metric][0],) * len(columns))
 
 
 def _group(folder: Path, group: str, runs: Sequence[Run], reference: str) -> Section:

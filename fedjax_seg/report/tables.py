@@ -252,6 +252,12 @@ def cohort_table(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
     return Table(caption, "Site", columns, tuple(table), tuple(rows), ("",) * len(columns))
 
 
+def cohort_tables(rows: Iterable[Mapping[str, Any]]) -> list[Table]:
+    """The cohort table of rows {'site', 'total', class: cases, ...}; none where there are no rows."""
+    counts = {row["site"]: {k.upper(): n for k, n in row.items() if k not in ("site", "total")} for row in rows}
+    return [cohort_table(counts, list(next(iter(counts.values()))))] if counts else []
+
+
 def cell_text(cell: Cell, table: Table) -> str:
     """'0.700 ± 0.034', with ' (n=4)' where n is below the table's largest n, 'n/a' where there is no value."""
     if cell.text is not None:

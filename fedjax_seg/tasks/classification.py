@@ -134,6 +134,8 @@ def expected_calibration_error(probability: np.ndarray, label: np.ndarray, bins:
     """
     checks.number("bins", bins, low=1, integer=True)
     confidence, right = probability.max(1), probability.argmax(1) == label
+    if not np.all(np.isfinite(confidence)):
+        return float("nan")
     which = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     gaps = [abs(np.sum(right[which == b]) - np.sum(confidence[which == b])) for b in range(bins)]
     return float(np.sum(gaps) / len(label))

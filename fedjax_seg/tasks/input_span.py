@@ -28,7 +28,7 @@ class InSpan(NamedTuple):
 
     Attributes:
       task: the same task on the new features.
-      x: float32 [N, r + 1], the cases; the last feature is 0.
+      x: float [N, r + 1], the cases; the last feature is 0. float64 only where the given cases are.
       expand: (variables, initial variables of the original task) -> variables of the original task.
     """
 
@@ -38,16 +38,20 @@ class InSpan(NamedTuple):
 
 
 def basis(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """x [N, d] = z [N, r] @ q [r, d] with orthonormal rows of q; computed in float64, returned as float32."""
+    """x [N, d] = z [N, r] @ q [r, d] with orthonormal rows of q; computed in float64, returned as float32.
+
+    Cases that are given in float64 keep it.
+    """
+    dtype = np.float64 if x.dtype == np.float64 else np.float32
     left, values, q = np.linalg.svd(np.asarray(x, np.float64).reshape(len(x), -1), full_matrices=False)
     rank = int(np.sum(values > SMALLEST * values[0])) if values[0] > 0 else 1
-    return (left[:, :rank] * values[:rank]).astype(np.float32), q[:rank].astype(np.float32)
+    return (left[:, :rank] * values[:rank]).astype(dtype), q[:rank].astype(dtype)
 
 
 def in_span(task: Task, x: np.ndarray) -> InSpan:
     """The task in the span of its cases x [N, ...]. `task.linear_input` names the kernel [d, h] that meets them."""
     z, q = basis(x)
-    features = np.concatenate([z, np.zeros((len(z), 1), np.float32)], 1)
+    features = np.concatenate([z, np.zeros((len(z), 1), z.dtype)], 1)
     shape = x.shape[1:]
     path = task.linear_input
 

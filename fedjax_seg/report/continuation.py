@@ -1,0 +1,32 @@
+"""Whether a run's folder holds all the rounds that are asked for."""
+
+import sys
+from typing import Any
+
+from fedjax_seg.core import checks
+from fedjax_seg.report import checkpoint
+from fedjax_seg.report.writer import RunFolder
+
+
+def finished(folder: RunFolder, rounds: int) -> dict[str, Any] | None:
+    """The summary of a run that has done `rounds` rounds or more (said on stderr); None where there is something to do.
+
+    A finished run stays finished without its checkpoint; an unfinished one that is past `rounds` has no summary: {}.
+
+    Raises: UserError where the run finished earlier than `rounds` and its checkpoint is gone: starting over would
+      destroy results.
+    """
+    reached = checkpoint.latest(folder.path / "checkpoints")
+    summary = folder.read_json("summary.json") if (folder.path / "DONE").exists() else None
+    if reached is None and summary is not None:
+        reached = summary["round"]
+        if reached < rounds:
+            raise checks.UserError(
+                f"{folder.path}: finished at round {reached}, its checkpoint is gone and it cannot go on to {rounds};"
+                " put checkpoints/ back, or use another --workdir"
+            )
+    if reached is None or reached < rounds or (reached == rounds and summary is None):
+        return None
+    if not folder.quiet:
+        print(f"already at round {reached} of {rounds}: nothing to do", file=sys.stderr)
+    return summary or {}

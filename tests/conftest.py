@@ -1,0 +1,60 @@
+"""Tests run on four CPU devices, whatever the machine has: layouts over devices are compared within one process.
+
+The number must be set before JAX starts its backend, hence here and not in a fixture. Set JAX_PLATFORMS to run the
+tests that need no second device on an accelerator.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+jax.config.update("jax_num_cpu_devices", 4)
+
+
+@pytest.fixture(scope="session")
+def compile_cache(tmp_path_factory):
+    """One folder of compiled programs for this session and the processes that it starts."""
+    folder = str(tmp_path_factory.mktemp("compiled"))
+    settings = {
+        "jax_compilation_cache_dir": folder,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+            patch.setenv(name.upper(), str(value))
+        compilation_cache.reset_cache()  # it may have started without a folder
+        yield folder
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def quick_compile(compile_cache):
+    """Programs of this module's tests are compiled without the costly passes, and once per session."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="session")
+def pcp_root(tmp_path_factory):
+    """A synthetic PCP folder of three sites, read only."""
+    import tiny_runs
+
+    return tiny_runs.folder(tmp_path_factory.mktemp("pcp") / "root")
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Runs of this process draw nothing: pictures are half of the time of a tiny run, and have tests of their own."""
+    from fedjax_seg.report import run_report
+
+    monkeypatch.setattr(run_report, "_course", lambda *unused: [])

@@ -1,0 +1,131 @@
+"""Every shipped config, with every word it takes: it builds, validates, has no unread key, and can be overridden."""
+
+import ast
+import inspect
+import itertools
+import re
+
+import pytest
+import tiny_runs
+from tiny_runs import ROOT
+
+from fedjax_seg import config as configuration
+from fedjax_seg import experiment, main
+from fedjax_seg.core.checks import UserError
+
+FILES = sorted((ROOT / "configs").glob("*.py"))
+
+
+def words_of(name):
+    """Every word a config takes, alone or with what it needs; None = no words."""
+    if name == "quickstart":
+        return [None]
+    assert name == "fedhavg_abide", f"tell here which words configs/{name}.py takes"
+    found = [None, "all17", "released,all17,gbar", "paper,ext,c=0.5,gamma=3", "released,krum,corrupt=random"]
+    for grid, profile in itertools.product(
+        ("table3", "table2", "curvature", "corruption"), ("", "paper,", "released,")
+    ):
+        found.append(f"{profile}{grid}")
+        found += configuration.load(ROOT / "configs" / f"{name}.py", f"{profile}{grid}").grid
+    return list(dict.fromkeys(found))
+
+
+CASES = [(file.stem, words) for file in FILES for words in words_of(file.stem)]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """config -> its data, from a synthetic folder of its sites; equal data are read once."""
+    folder = tmp_path_factory.mktemp("configs")
+    sites = (("NYU", 14), ("UM", 12), ("UCLA", 11), ("USM", 10), ("YALE", 10))
+    root, kept = tiny_runs.folder(folder / "pcp", sites=sites), {}
+
+    def load(config):
+        if not config.synthesis.name:
+            config.data.root = root
+        key = repr([configuration.flat(config.data), configuration.flat(config.synthesis), config.protocol])
+        if key not in kept:
+            kept[key] = experiment.load_data(config, folder)
+        return kept[key]
+
+    return load
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_docstring_holds_the_command(file):
+    text = ast.get_docstring(ast.parse(file.read_text())) or ""
+    command = rf"python -m fedjax_seg\.main --config=configs/{file.stem}\.py\S*( --config\.\S+)* --workdir=\S+"
+    assert re.search(command, text)
+    if configuration.load(file).grid:
+        assert re.search(rf"python -m launch\.sweep --config=configs/{file.stem}\.py", text)
+
+
+@pytest.mark.parametrize("name, words", CASES, ids=[f"{n}:{w or ''}" for n, w in CASES])
+def test_builds_and_reads_every_key(name, words, loaded):
+    config = configuration.load(ROOT / "configs" / f"{name}.py", words)
+    configuration.validate(config)
+    for room, table in configuration.ROOMS.items():
+        if config[room].name:
+            taken = set(inspect.signature(table[config[room].name]).parameters) | {"name"}
+            assert set(config[room]) <= taken
+            assert set(config[room]) | set(configuration.FROM_ENGINE.get(room, ())) == taken  # all can be overridden
+        else:
+            assert set(config[room]) == {"name"}
+    built = experiment.build(config, loaded(config))
+    folds = len(built.data.splits)
+    assert len(built.replicas) == len(config.seeds) * (len(config.folds) or folds)
+    assert built.data.sites
+
+
+def leaves():
+    """(file, words, key, value) of every leaf of a config of each kind of slot."""
+    one_of_each = [("quickstart", None)]
+    one_of_each += [("fedhavg_abide", f"paper,{m}") for m in ("fedavg", "median", "trimmed", "ext", "gbar")]
+    one_of_each += [("fedhavg_abide", f"released,{m}") for m in ("geometric_median", "multi_krum", "clipped")]
+    seen = set()
+    for name, words in one_of_each:
+        config = configuration.load(ROOT / "configs" / f"{name}.py", words)
+        for key, value in configuration.flat(config).items():
+            kind = (key, config[key.split(".")[0]].get("name", "") if "." in key else "")
+            if kind not in seen:
+                seen.add(kind)
+                yield name, words, key, value
+
+
+OTHER = {bool: lambda v: not v, int: lambda v: v + 1, float: lambda v: v + 0.5, str: lambda v: v + "x", tuple: tuple}
+
+
+@pytest.mark.parametrize("name, words, key, value", list(leaves()), ids=lambda x: str(x)[:40])
+def test_every_leaf_can_be_overridden(name, words, key, value):
+    file = f"{ROOT / 'configs' / name}.py" + (f":{words}" if words else "")
+    before = configuration.load(ROOT / "configs" / f"{name}.py", words)
+    if key.endswith(".name"):
+        room = key.removesuffix(".name")
+        new = next(n for n in configuration.ROOMS[room] if n != value or len(configuration.ROOMS[room]) == 1)
+    elif value is None:  # an optional one
+        new = {"int": 3, "float": 0.5, "str": "x", "tuple": (1, 2)}[configuration.type_name(before, key)]
+    else:
+        new = OTHER[type(value)](value)
+    after = configuration.flat(main.configured(file, [f"--config.{key}={new}"]))
+    assert after[key] == new and type(after[key]) is type(new)
+    if not key.endswith(".name"):
+        assert {k for k, v in configuration.flat(before).items() if v != after[k]} <= {key}
+
+
+@pytest.mark.parametrize("room", configuration.ROOMS)
+def test_slots_take_exactly_the_options_of_their_maker(room):
+    for name, maker in configuration.ROOMS[room].items():
+        with pytest.raises(UserError, match=f"{room} '{name}': unknown option 'no_such_option'"):
+            configuration.slot(room, name, no_such_option=1)
+        mine = set(configuration.slot(room, name)) - {"name"}
+        outside = {"name", *configuration.FROM_ENGINE.get(room, ())}
+        assert mine == set(inspect.signature(maker).parameters) - outside
+    with pytest.raises(UserError, match="unknown name 'nothing'"):
+        configuration.slot(room, "nothing")
+
+
+def test_free_keys_exist():
+    """A misspelt key in FREE_ON_RESUME would forbid what it should allow."""
+    known = configuration.load(ROOT / "configs" / "fedhavg_abide.py", "paper,ext")
+    for key in configuration.FREE_ON_RESUME:
+        configuration.check_path(known, f"{key}.keep" if key == "checkpoint" else key)
