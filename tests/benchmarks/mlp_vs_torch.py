@@ -40,9 +40,6 @@ BUSY = 0.25  # cores used by other processes from which a sample counts as distu
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9}
 
 
-# ---- data and configs ----
-
-
 def random_data(width: int, train: tuple[int, ...], test: tuple[int, ...], folds: int) -> federated.FederatedData:
     """Gaussian features of about the spread of Pearson correlations, labels by coin, folds by random order."""
     rng = np.random.default_rng(0)
@@ -93,9 +90,6 @@ def training_of(config: Any, fused: bool = False) -> reference.Training:
     return reference.Training(
         c.optimizer, lr, c.weight_decay, c.momentum, c.nesterov, kept, config.task.double_softmax, fused
     )
-
-
-# ---- the same weights, cases and order on both sides ----
 
 
 def to_torch(params: Any) -> reference.State:
@@ -199,22 +193,20 @@ def _differences(data: federated.FederatedData, case: Comparison, dtype: str, ro
     model.load_state_dict(weights)
     theirs = torch.softmax(model(x[test]), 1).detach().numpy()
     predicted = float(np.abs(np.asarray(probability) - theirs).max() / theirs.max())
-    return _gap(ours, weights), _gap(_minus(ours, start), _minus(weights, start)), predicted
+    return _gap(ours, weights), _gap(ours, weights, start), predicted
 
 
-def _minus(a: reference.State, b: reference.State) -> reference.State:
-    return {name: a[name] - b[name] for name in a}
-
-
-def _gap(a: reference.State, b: reference.State) -> float:
-    return max(float((a[name] - b[name]).abs().max() / b[name].abs().max()) for name in a)
+def _gap(a: reference.State, b: reference.State, start: reference.State | None = None) -> float:
+    """Of the tensors, or of what was added to `start`."""
+    size = lambda name: (b[name] - start[name] if start else b[name]).abs().max()
+    return max(float((a[name] - b[name]).abs().max() / size(name)) for name in a)
 
 
 # ---- speed ----
 
 
 class Load:
-    """Cores used by other processes (and stolen from the machine) while a block ran; None where it cannot be read."""
+    """Cores that others used (or that were stolen from the machine) while a block ran; None where not known."""
 
     def __enter__(self) -> "Load":
         self._before = self._now()
@@ -238,7 +230,7 @@ class Load:
 
 class Case(NamedTuple):
     name: str
-    torch: str  # key of the PyTorch loop it is compared with
+    torch: str  # key of TORCH
     words: str
     optimizer: str
     folds: int
