@@ -237,14 +237,15 @@ class Case(NamedTuple):
     span: str
 
 
-TORCH = {
-    "SGD": ("released,fedavg", "sgd"),
-    "SGD median": ("released,median", "sgd"),
-    "Adam": ("released,fedavg", "adam"),
+TORCH = {  # a PyTorch loop: words of the config, optimiser
+    "SGD paper": ("paper,fedavg", "sgd"),
+    "SGD released": ("released,fedavg", "sgd"),
+    "SGD paper, median": ("paper,median", "sgd"),
+    "Adam": ("paper,fedavg", "adam"),
 }
 CASES = tuple(
     Case(f"{loop}, {folds} fold{'s' * (folds > 1)}, input_span={span}", loop, *TORCH[loop], folds, span)
-    for loop, spans in (("SGD", ("off", "auto")), ("SGD median", ("off",)), ("Adam", ("off",)))
+    for loop, spans in zip(TORCH, (("off", "auto"), ("off", "auto"), ("off",), ("off",)))
     for span in spans
     for folds in (1, 5)
 )
@@ -285,9 +286,8 @@ def speed(rounds: int, repeats: int, only: str, fused: bool) -> None:
     data, what = speed_data()
     cases = [c for c in CASES if only.lower() in c.name.lower()]
     sizes = "/".join(str(len(part)) for part in data.splits[0].train)
-    print(
-        f"{what}, width {data.arrays['x'].shape[1]}, {sizes} training cases, {torch.get_num_threads()} PyTorch threads"
-    )
+    about = f"width {data.arrays['x'].shape[1]}, {sizes} training cases, {torch.get_num_threads()} PyTorch threads"
+    print(f"{what}, {about}, {rounds} rounds x {repeats} repeats")
     loops: dict[str, Callable[[int], None]] = {}
     for name in dict.fromkeys(c.torch for c in cases):
         loops[name] = torch_loop(data, *TORCH[name], fused)
