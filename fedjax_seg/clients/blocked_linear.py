@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_seg.clients import forms
+from fedjax_seg.core import tree
 from fedjax_seg.core.types import Array, Batch, Tree
 
 BLOCK = 1 << 19  # entries of a block
@@ -53,5 +54,5 @@ def form(optimizer: forms.Optimizer, params: Tree, state: Tree, name: str) -> fo
     def matrix(leaf: Any) -> Any:
         return jnp.concatenate(leaf.parts) if isinstance(leaf, Blocks) else leaf
 
-    is_blocks = lambda leaf: isinstance(leaf, Blocks)
-    return forms.Form(began, state, step, lambda values: jax.tree.map(matrix, values, is_leaf=is_blocks))
+    whole = lambda values: jax.tree.map(matrix, values, is_leaf=lambda leaf: isinstance(leaf, Blocks))
+    return forms.Form(began, state, step, whole, lambda now: tree.subtract(whole(now), params))

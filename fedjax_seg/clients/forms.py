@@ -35,13 +35,15 @@ class Form(NamedTuple):
     Attributes:
       params, state: parameters and optimiser state at the start of the round.
       step: (loss, params, state, batch, key, number) -> ((loss, aux), params, state).
-      whole: a tree of this form (or the difference of two) -> the same tree with all its matrices.
+      whole: parameters or optimiser state of this form -> the same with all their matrices.
+      change: parameters of this form -> whole(parameters) - parameters at the start.
     """
 
     params: Tree
     state: Tree
     step: Callable[..., tuple[Any, Tree, Tree]]
     whole: Callable[[Tree], Tree]
+    change: Callable[[Tree], Tree]
 
 
 def whole(optimizer: Optimizer, params: Tree, state: Tree) -> Form:
@@ -52,7 +54,7 @@ def whole(optimizer: Optimizer, params: Tree, state: Tree) -> Form:
         value, gradient = jax.value_and_grad(loss, has_aux=True)(now, batch, key)
         return value, *optimizer.apply(gradient, state, now, params)
 
-    return Form(params, state, step, lambda values: values)
+    return Form(params, state, step, lambda values: values, lambda now: tree.subtract(now, params))
 
 
 def through_preactivations(loss: Loss, params: Tree, name: str, z: Array, batch: Batch, key: Array) -> Any:

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_seg.clients import forms
+from fedjax_seg.core import tree
 from fedjax_seg.core.types import Array, Batch, Batches, Tree
 
 PAYS = 4  # inputs per row of a round from which the detour is shorter
@@ -86,7 +87,8 @@ def form(
         total = leaf.start * kernel + _first_rows(_transposed_times, count, x, leaf.rows)
         return total if momentum is None else total + leaf.kept * momentum
 
-    return forms.Form(began, state, step, lambda values: jax.tree.map(matrix, values, is_leaf=_is_combination))
+    whole = lambda values: jax.tree.map(matrix, values, is_leaf=_is_combination)
+    return forms.Form(began, state, step, whole, lambda now: whole(tree.subtract(now, began)))
 
 
 def _is_combination(leaf: Any) -> bool:

@@ -157,7 +157,7 @@ def local_sgd(
 
         carry = (form.params, rest, form.state, jnp.zeros(()))
         params, last, state, total = jax.lax.fori_loop(0, batches.steps, body, carry)
-        delta = {**tree.subtract(last, rest), "params": form.whole(tree.subtract(params, form.params))}
+        delta = {**tree.subtract(last, rest), "params": form.change(params)}
         delta = tree.map_paths(lambda p, x: jnp.zeros_like(x) if stays(p) else x, {k: delta[k] for k in start})
         last = {**last, "params": form.whole(params)}
         kept = {LOCAL_LEAF + p: x for p, x in tree.paths(last).items() if stays(p)}

@@ -243,11 +243,11 @@ TORCH = {  # a PyTorch loop: words of the config, optimiser
     "SGD paper, median": ("paper,median", "sgd"),
     "Adam": ("paper,fedavg", "adam"),
 }
+SPANS = {"SGD paper": (("off", 1), ("off", 5), ("auto", 1), ("auto", 5)), "SGD released": (("off", 1), ("auto", 5))}
 CASES = tuple(
     Case(f"{loop}, {folds} fold{'s' * (folds > 1)}, input_span={span}", loop, *TORCH[loop], folds, span)
-    for loop, spans in zip(TORCH, (("off", "auto"), ("off", "auto"), ("off",), ("off",)))
-    for span in spans
-    for folds in (1, 5)
+    for loop in TORCH
+    for span, folds in SPANS.get(loop, (("off", 1), ("off", 5)))
 )
 
 
