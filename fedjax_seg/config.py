@@ -19,9 +19,11 @@ from typing import Any
 import ml_collections
 from ml_collections import config_dict
 
-from fedjax_seg import aggregation, clients, data, models, synthesis, tasks
+from fedjax_seg import aggregation, attacks, clients, data, models, synthesis, tasks
 from fedjax_seg.core import checks
-from fedjax_seg.federation import baselines, sampling, server
+from fedjax_seg.data import augment
+from fedjax_seg.federation import baselines, local_batches, sampling, server
+from fedjax_seg.privacy import secure_sum
 
 ROOMS: dict[str, Mapping[str, Any]] = {
     "data": data.DATASETS,
@@ -32,15 +34,26 @@ ROOMS: dict[str, Mapping[str, Any]] = {
     "aggregator": aggregation.AGGREGATORS,
     "sampler": sampling.SAMPLERS,
     "server": dict.fromkeys(server.OPTIMIZERS, server.make),
+    "augment": augment.AUGMENTATIONS,
+    "secure_sum": secure_sum.SECURE_SUMS,
+    "attack": attacks.ATTACKS,
 }
 # What the engine itself hands to a room's makers: no option of the slot.
-FROM_ENGINE = {"sampler": ("clients",), "client": ("task",), "task": ("model",), "synthesis": ("folder",)}
+FROM_ENGINE = {
+    "sampler": ("clients",),
+    "client": ("task",),
+    "task": ("model",),
+    "synthesis": ("folder",),
+    "aggregator": ("clients",),
+    "secure_sum": ("aggregator", "rule"),
+}
 # Keys that may differ between a run and its continuation: none of them changes a number that is already written.
 # (Where files lie is free: the checkpoint holds a hash of the data themselves.)
 FREE_ON_RESUME = frozenset(
     (
         *("rounds", "lanes", "devices", "replicas", "checkpoint", "label", "group", "grid", "require_gpu"),
         *("on_nonfinite", "on_empty", "data.root", "data.phenotypic", "data.series", "data.fold_file"),
+        *("published", "show_scans"),
     )
 )
 
@@ -114,6 +127,8 @@ def base() -> ml_collections.ConfigDict:
     c.batch_size = 16
     c.eval_every = 1  # rounds between evaluations; the initial and the last model are always scored
     c.eval_batch = 256  # cases per evaluation step, bounds the memory
+    c.batch_sampling = "shuffled"  # epochs in shuffled order; 'poisson': every case joins every step by chance (DP-SGD)
+    c.show_scans = "auto"  # pictures of cases in the report: 'on', 'off', or 'auto' (only of synthetic data)
     c.on_nonfinite = "stop"  # a client returns NaN or infinity: 'stop' the run, or 'skip' that client in that round
     c.on_empty = "skip"  # a round of total weight 0 (nobody came): 'skip' it, or 'stop'
     c.input_span = (
@@ -125,12 +140,22 @@ def base() -> ml_collections.ConfigDict:
     c.require_gpu = False  # True: fail rather than fall back to the CPU
     c.checkpoint = ml_collections.ConfigDict({"every_rounds": 0, "keep": 1})  # 0 = about every 5 minutes
     c.corruption = ml_collections.ConfigDict({"kind": "none", "site": "", "factor": 1.0})
+    c.privacy = ml_collections.ConfigDict(
+        {
+            "delta": 1e-5,  # of every (epsilon, delta) that is printed
+            "target_epsilon": 0.0,  # > 0: the client's noise multiplier is computed from it, for the worst client
+        }
+    )
+    c.published = ml_collections.ConfigDict()  # {metric: value} of the paper, printed beside ours in tables
     c.grid = ()  # what launch.sweep runs: strings handed to get_config, one run each
     c.synthesis = ml_collections.ConfigDict({"name": ""})  # a generator that writes the data first ('' = none)
     c.sampler = slot("sampler", "full")
     c.server = slot("server", "sgd")
     c.client = slot("client", "local_sgd")
     c.aggregator = slot("aggregator", "mean")
+    c.augment = slot("augment", "none")
+    c.secure_sum = slot("secure_sum", "none")
+    c.attack = slot("attack", "none")
     return c
 
 
@@ -154,6 +179,10 @@ def validate(c: ml_collections.ConfigDict) -> None:
             raise checks.UserError(f"config.{name}: {tuple(c[name])} given, distinct numbers expected")
     checks.one_of("config.protocol", c.protocol, baselines.PROTOCOLS)
     checks.one_of("config.input_span", c.input_span, ("auto", "off"))
+    checks.one_of("config.show_scans", c.show_scans, ("auto", "on", "off"))
+    checks.one_of("config.batch_sampling", c.batch_sampling, local_batches.SAMPLINGS)
+    checks.number("config.privacy.delta", c.privacy.delta, above=0.0, low=0.0, high=0.5)
+    checks.number("config.privacy.target_epsilon", c.privacy.target_epsilon, low=0.0)
     checks.one_of("config.replicas", c.replicas, ("auto", "map", "vmap"))
     checks.one_of("config.corruption.kind", c.corruption.kind, clients.CORRUPTIONS)
     for name in ("on_nonfinite", "on_empty"):
@@ -166,7 +195,8 @@ def _check_keys(c: ml_collections.ConfigDict) -> None:
     for name in ROOMS:
         if name not in c or "name" not in c[name]:
             raise checks.UserError(f"config.{name}: missing; a slot {{'name': ...}} expected (fedjax_seg.config.slot)")
-    for path, expected in (("", (*default.keys(), *ROOMS)), *((p, default[p]) for p in ("checkpoint", "corruption"))):
+    groups = ("checkpoint", "corruption", "privacy")
+    for path, expected in (("", (*default.keys(), *ROOMS)), *((p, default[p]) for p in groups)):
         part = c[path] if path else c
         for key in expected:
             if key not in part:
@@ -183,7 +213,7 @@ def load(file: str | os.PathLike[str], words: str | None = None) -> ml_collectio
     """The config that a Python file's `get_config` returns.
 
     Args:
-      file: e.g. configs/quickstart.py.
+      file: e.g. configs/fedhavg_quickstart.py.
       words: handed to get_config where given ('configs/x.py:words' on the command line).
 
     Raises: UserError for whatever is wrong with the file, with the line where Python tells one.

@@ -57,7 +57,7 @@ def remembering(load: Callable[[Any, Path], Any]) -> Callable[[Any, Path], Any]:
     kept: dict[str, Any] = {}
 
     def loaded(config: Any, scratch: Path) -> Any:
-        parts = ("data", "synthesis", "protocol")
+        parts = ("data", "synthesis")
         key = repr([(k, v) for k, v in configuration.flat(config).items() if k.split(".")[0] in parts])
         if key not in kept:
             kept.clear()
@@ -76,7 +76,7 @@ def run_here(jobs: Sequence[Job], stop: Callable[[], bool], check_only: bool) ->
 
     from fedjax_seg import experiment
 
-    load, failed = remembering(experiment.load_data), []
+    load, failed = remembering(experiment.read_data), []
     for number, job in enumerate(jobs):
         if stop():
             raise experiment.Preempted(f"preempted before {job.words}")
@@ -108,14 +108,14 @@ def command(argv: Sequence[str]) -> int:
     stop = main.stop_on_signals()
     main.prepare_jax(asked.config.devices)
     from fedjax_seg.experiment import Preempted
-    from fedjax_seg.report import sweep_report, tables
+    from fedjax_seg.report import runs, sweep_report
     from fedjax_seg.report.writer import RunFolder
 
     try:
         with RunFolder(workdir):  # for its lock: one sweep at a time
             failed = run_here(jobs, stop, asked.check_data)
             if not asked.check_data:
-                done = [tables.read_run(job.workdir) for job in jobs if (job.workdir / "DONE").exists()]
+                done = [runs.read_run(job.workdir) for job in jobs if (job.workdir / "DONE").exists()]
                 if done:
                     print(f"report: {sweep_report.write(workdir, done)}", file=sys.stderr)
                 print(

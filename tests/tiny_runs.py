@@ -16,7 +16,7 @@ from fedjax_seg import main
 from fedjax_seg.synthesis.connectomes import connectomes
 
 ROOT = Path(__file__).resolve().parents[1]
-QUICKSTART = str(ROOT / "configs" / "quickstart.py")
+QUICKSTART = str(ROOT / "configs" / "fedhavg_quickstart.py")
 SITES = (("NYU", 12), ("UM", 11), ("UCLA", 10))
 ROIS = 8  # 28 features
 METRICS = ("metrics.jsonl", "metrics.csv", "per_case.csv", "summary.json")

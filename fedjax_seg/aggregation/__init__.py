@@ -3,13 +3,15 @@
 from typing import Any
 
 from fedjax_seg.aggregation.averages import clipped_mean, mean, weighted_mean
+from fedjax_seg.aggregation.control_variates import check_pair, scaffold
 from fedjax_seg.aggregation.hyperbolic import extrinsic_mean, gyro_mean
 from fedjax_seg.aggregation.lift import lift, lift_sum
+from fedjax_seg.aggregation.normalised import fednova
 from fedjax_seg.aggregation.robust import geometric_median, krum, median, multi_krum, trimmed_mean
 from fedjax_seg.core import checks
 from fedjax_seg.core.types import Aggregator
 
-__all__ = ["AGGREGATORS", "lift", "lift_sum", "make"]
+__all__ = ["AGGREGATORS", "check_pair", "lift", "lift_sum", "make"]
 
 AGGREGATORS = {
     "mean": mean,
@@ -22,10 +24,18 @@ AGGREGATORS = {
     "multi_krum": multi_krum,
     "extrinsic_mean": extrinsic_mean,
     "gyro_mean": gyro_mean,
+    "fednova": fednova,
+    "scaffold": scaffold,
 }
 
 
-def make(name: str, **options: Any) -> Aggregator:
-    """The registered aggregator of that name; an unknown name, option or value is a UserError."""
+def make(name: str, *, clients: int | None = None, **options: Any) -> Aggregator:
+    """The registered aggregator of that name; an unknown name, option or value is a UserError.
+
+    Args:
+      clients: all clients of the federation, for the rules that ask for it (scaffold).
+    """
     maker = checks.lookup(AGGREGATORS, name, "aggregator")
+    if "clients" in checks.parameters(maker):
+        options["clients"] = clients
     return checks.call(maker, f"aggregator {name}", (), options)

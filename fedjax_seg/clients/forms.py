@@ -37,6 +37,7 @@ class Form(NamedTuple):
       step: (loss, params, state, batch, key, number) -> ((loss, aux), params, state).
       whole: parameters or optimiser state of this form -> the same with all their matrices.
       change: parameters of this form -> whole(parameters) - parameters at the start.
+      measures: names of further scalars that step measures, beside the loss; it returns them in its aux.
     """
 
     params: Tree
@@ -44,6 +45,7 @@ class Form(NamedTuple):
     step: Callable[..., tuple[Any, Tree, Tree]]
     whole: Callable[[Tree], Tree]
     change: Callable[[Tree], Tree]
+    measures: tuple[str, ...] = ()
 
 
 def whole(optimizer: Optimizer, params: Tree, state: Tree) -> Form:

@@ -2,7 +2,7 @@
 
 import fnmatch
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +71,109 @@ def _matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
     return lambda path: any(fnmatch.fnmatch(path, p) for p in patterns)
 
 
+class Descent(NamedTuple):
+    """How a client descends, whatever gradient it follows.
+
+    Attributes:
+      chain: the optimiser at learning rate 1.
+      rate: global round -> learning rate.
+      stays: leaf path -> whether the leaf never leaves the client.
+      keep_optimizer: whether the optimiser's state lasts over rounds.
+    """
+
+    chain: Any
+    rate: Callable[[Array], Array]
+    stays: Callable[[str], bool]
+    keep_optimizer: bool
+
+
+def descent(
+    *,
+    lr: float,
+    optimizer: str = "sgd",
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    mu: float = 0.0,
+    clip: float = 0.0,
+    schedule: str = "constant",
+    schedule_rounds: int = 0,
+    schedule_decay: float = 1.0,
+    schedule_every: int = 1,
+    keep_optimizer: bool = False,
+    local: tuple[str, ...] = (),
+) -> Descent:
+    """The options of `local_sgd`, checked; a bad one is a UserError."""
+    checks.number("client.lr", lr, low=0.0)
+    checks.number("client.momentum", momentum, low=0.0, high=1.0)
+    for what, value in (("weight_decay", weight_decay), ("mu", mu), ("clip", clip), ("schedule_decay", schedule_decay)):
+        checks.number(f"client.{what}", value, low=0.0)
+    checks.number("client.schedule_every", schedule_every, low=1, integer=True)
+    chain = _optimizer(optimizer, momentum, nesterov, weight_decay, mu, clip)
+    rate = learning_rate(schedule, lr, schedule_rounds, schedule_decay, schedule_every)
+    return Descent(chain, rate, _matcher(local), keep_optimizer)
+
+
+def local_training(task: Task, how: Descent, form_of: Callable[..., forms.Form]) -> Client:
+    """A client that takes one step per local batch: what local_sgd and the clients with other gradients share.
+
+    Args:
+      form_of: (optimizer, params, optimiser state, batches) -> the Form whose `step` is one step of this client.
+    """
+    chain, stays = how.chain, how.stays
+
+    def init(variables: Variables) -> dict[str, Array]:
+        kept = {LOCAL_LEAF + p: x for p, x in tree.paths(variables).items() if stays(p)}
+        if how.keep_optimizer:
+            kept |= {OPTIMIZER_STATE + p: x for p, x in tree.paths(chain.init(variables["params"])).items()}
+        return kept
+
+    def personalise(variables: Variables, personal: Mapping[str, Array]) -> Variables:
+        if not any(name.startswith(LOCAL_LEAF) for name in personal):
+            return variables
+        return tree.map_paths(lambda p, x: personal.get(LOCAL_LEAF + p, x), variables)
+
+    def train(
+        variables: Variables,
+        personal: Mapping[str, Array],
+        batches: Batches,
+        key: Array,
+        *,
+        round: Array,
+        broadcast: Tree,
+    ) -> tuple[ClientUpdate, dict[str, Array]]:
+        del broadcast
+        start = personalise(variables, personal)
+        fresh = chain.init(start["params"])
+        if how.keep_optimizer:
+            fresh = tree.map_paths(lambda p, x: personal[OPTIMIZER_STATE + p], fresh)
+        scale = jnp.asarray(how.rate(round), jnp.float32)
+        form = form_of(forms.Optimizer(chain, scale), start["params"], fresh, batches)
+        rest = {k: v for k, v in start.items() if k != "params"}
+
+        def body(s: Array, carry: Tree) -> Tree:
+            params, rest, state, total = carry
+            loss_of = lambda params, batch, key: task.loss({**rest, "params": params}, batch, key)
+            (loss, aux), params, state = form.step(loss_of, params, state, batches.at(s), jax.random.fold_in(key, s), s)
+            updated = {name: x for name, x in aux.items() if name not in form.measures}
+            measured = {"loss": loss, **{name: aux[name] for name in form.measures}}
+            return params, {**rest, **updated}, state, tree.add(total, measured)
+
+        nothing = dict.fromkeys(("loss", *form.measures), jnp.zeros(()))
+        carry = (form.params, rest, form.state, nothing)
+        params, last, state, total = jax.lax.fori_loop(0, batches.steps, body, carry)
+        delta = {**tree.subtract(last, rest), "params": form.change(params)}
+        delta = tree.map_paths(lambda p, x: jnp.zeros_like(x) if stays(p) else x, {k: delta[k] for k in start})
+        last = {**last, "params": form.whole(params)}
+        kept = {LOCAL_LEAF + p: x for p, x in tree.paths(last).items() if stays(p)}
+        if how.keep_optimizer:
+            kept |= {OPTIMIZER_STATE + p: x for p, x in tree.paths(form.whole(state)).items()}
+        metrics = {**{name: x / jnp.maximum(batches.steps, 1) for name, x in total.items()}, "lr": scale}
+        return ClientUpdate(delta, batches.examples, batches.steps, {}, metrics), kept
+
+    return Client(init, train, personalise)
+
+
 def local_sgd(
     task: Task,
     *,
@@ -100,26 +203,23 @@ def local_sgd(
         as the released FedHAvg code does with its momentum.
       local: patterns (fnmatch) of leaf paths that never leave the client, e.g. ('batch_stats/*', '*Norm*') for FedBN.
     """
-    checks.number("client.lr", lr, low=0.0)
-    checks.number("client.momentum", momentum, low=0.0, high=1.0)
-    for what, value in (("weight_decay", weight_decay), ("mu", mu), ("clip", clip), ("schedule_decay", schedule_decay)):
-        checks.number(f"client.{what}", value, low=0.0)
-    checks.number("client.schedule_every", schedule_every, low=1, integer=True)
-    chain = _optimizer(optimizer, momentum, nesterov, weight_decay, mu, clip)
-    rate = learning_rate(schedule, lr, schedule_rounds, schedule_decay, schedule_every)
-    stays = _matcher(local)
-    linear = task.linear_input.removeprefix("params/") if not clip and not stays(task.linear_input) else ""
-
-    def init(variables: Variables) -> dict[str, Array]:
-        kept = {LOCAL_LEAF + p: x for p, x in tree.paths(variables).items() if stays(p)}
-        if keep_optimizer:
-            kept |= {OPTIMIZER_STATE + p: x for p, x in tree.paths(chain.init(variables["params"])).items()}
-        return kept
-
-    def personalise(variables: Variables, personal: Mapping[str, Array]) -> Variables:
-        if not local:
-            return variables
-        return tree.map_paths(lambda p, x: personal.get(LOCAL_LEAF + p, x), variables)
+    how = descent(
+        lr=lr,
+        optimizer=optimizer,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        mu=mu,
+        clip=clip,
+        schedule=schedule,
+        schedule_rounds=schedule_rounds,
+        schedule_decay=schedule_decay,
+        schedule_every=schedule_every,
+        keep_optimizer=keep_optimizer,
+        local=local,
+    )
+    stays_home = how.stays(task.linear_input)
+    linear = task.linear_input.removeprefix("params/") if not clip and not stays_home else ""
 
     def form_of(optimizer_now: forms.Optimizer, params: Tree, state: Tree, batches: Batches) -> forms.Form:
         """The cheapest way to hold a wide first layer; all give the same numbers up to rounding."""
@@ -129,42 +229,5 @@ def local_sgd(
             return blocked_linear.form(optimizer_now, params, state, linear)
         return forms.whole(optimizer_now, params, state)
 
-    def train(
-        variables: Variables,
-        personal: Mapping[str, Array],
-        batches: Batches,
-        key: Array,
-        *,
-        round: Array,
-        broadcast: Tree,
-    ) -> tuple[ClientUpdate, dict[str, Array]]:
-        del broadcast
-        start = personalise(variables, personal)
-        fresh = chain.init(start["params"])
-        if keep_optimizer:
-            fresh = tree.map_paths(lambda p, x: personal[OPTIMIZER_STATE + p], fresh)
-        scale = jnp.asarray(rate(round), jnp.float32)
-        form = form_of(forms.Optimizer(chain, scale), start["params"], fresh, batches)
-        rest = {k: v for k, v in start.items() if k != "params"}
-
-        def body(s: Array, carry: Tree) -> Tree:
-            params, rest, state, total = carry
-            loss_of = lambda params, batch, key: task.loss({**rest, "params": params}, batch, key)
-            (loss, updated), params, state = form.step(
-                loss_of, params, state, batches.at(s), jax.random.fold_in(key, s), s
-            )
-            return params, {**rest, **updated}, state, total + loss
-
-        carry = (form.params, rest, form.state, jnp.zeros(()))
-        params, last, state, total = jax.lax.fori_loop(0, batches.steps, body, carry)
-        delta = {**tree.subtract(last, rest), "params": form.change(params)}
-        delta = tree.map_paths(lambda p, x: jnp.zeros_like(x) if stays(p) else x, {k: delta[k] for k in start})
-        last = {**last, "params": form.whole(params)}
-        kept = {LOCAL_LEAF + p: x for p, x in tree.paths(last).items() if stays(p)}
-        if keep_optimizer:
-            kept |= {OPTIMIZER_STATE + p: x for p, x in tree.paths(form.whole(state)).items()}
-        metrics = {"loss": total / jnp.maximum(batches.steps, 1), "lr": scale}
-        return ClientUpdate(delta, batches.examples, batches.steps, {}, metrics), kept
-
-    rotates = optimizer == "sgd"
-    return Client(init, train, personalise, properties=frozenset({"orthogonal"} if rotates else ()))
+    rotates = frozenset({"orthogonal"} if optimizer == "sgd" else ())
+    return local_training(task, how, form_of)._replace(properties=rotates)

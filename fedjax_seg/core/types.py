@@ -22,9 +22,16 @@ class Task(NamedTuple):
       loss: (variables, batch, key) -> (scalar, {'batch_stats': ...}); the mean over the examples with mask 1.
       outputs: (variables, batch) -> {name: [B, ...]}; per-case outputs on the device, padding included.
       score: (outputs, cases) -> list of rows `{'metric', 'value', 'n'}` over the given cases, on the host.
-      metrics: {name: (direction, definition)}; direction is 'max' or 'min', the definition is printed in reports.
+      metrics: {name: (direction, definition)}; direction is 'max', 'min' or '' (a count: no better or worse), the
+        definition is printed in reports.
       linear_input: path of the parameter [d, h] that the flattened input meets first, as x @ kernel and nowhere else;
         '' where there is none.
+      case_values: (outputs, cases) -> {column: [n]}; what per_case.csv tells of every given case, on the host.
+      headline: the metrics that tables and figures show, the first one in every curve.
+      paired: the column of case_values that paired tests compare; the higher, the better.
+      evidence: (variables, batch) -> {name: [B]}; what somebody who sees a case's prediction and label can measure, on
+        the device: the features of a black-box membership attack. None = no attack on this task.
+      masks: (outputs, cases) -> (truth, predicted), integer [n, *space] each, on the host, for pictures.
     """
 
     init: Callable[..., Variables]
@@ -33,6 +40,11 @@ class Task(NamedTuple):
     score: Callable[..., list[dict[str, Any]]]
     metrics: Mapping[str, tuple[str, str]]
     linear_input: str = ""
+    case_values: Callable[..., Mapping[str, Any]] = lambda outputs, cases: {}
+    headline: tuple[str, ...] = ()
+    paired: str = ""
+    evidence: Callable[..., Mapping[str, Array]] | None = None
+    masks: Callable[..., tuple[Any, Any]] | None = None
 
 
 class ProvenBound(NamedTuple):
@@ -102,6 +114,8 @@ class Batches(NamedTuple):
       examples: float32 scalar; distinct training examples of the client, its weight.
       client: int32 scalar; the client id.
       longest: the most steps any client of the run can have, known before it runs; 0 = not known.
+      expected: float32 scalar; under Poisson sampling the expected number of units in a batch, q * units (public: the
+        divisor of a sum of clipped gradients, never the realised number); None where batches are shuffled epochs.
     """
 
     at: Callable[[Array], Batch]
@@ -109,6 +123,7 @@ class Batches(NamedTuple):
     examples: Array
     client: Array
     longest: int = 0
+    expected: Array | None = None
 
 
 class ClientUpdate(NamedTuple):
@@ -128,6 +143,7 @@ class Client(NamedTuple):
       init: variables -> personal; all that stays at home, {path: leaf}; {} where nothing does.
       train: (variables, personal, batches, key, *, round, broadcast) -> (ClientUpdate, personal).
       personalise: (variables, personal) -> the variables this client predicts with (FedBN); identity mostly.
+        A site that never trained predicts with the mean of the trained clients' personal leaves (evaluate.py).
       mechanism: example- or patient-level DP, if any.
       properties: 'orthogonal': training commutes with orthogonal maps of a linear layer's inputs (SGD does, Adam not).
     """

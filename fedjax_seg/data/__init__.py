@@ -5,8 +5,14 @@ from typing import Any
 from fedjax_seg.core import checks
 from fedjax_seg.data.abide import abide
 from fedjax_seg.data.federated import FederatedData
+from fedjax_seg.data.images2d import images2d
+from fedjax_seg.data.records import tfds
 
-DATASETS = {"abide": abide}
+DATASETS = {
+    "abide": abide,
+    "images2d": images2d,
+    "tfds": tfds,
+}
 
 
 def make(name: str, **options: Any) -> FederatedData:

@@ -30,11 +30,15 @@ class FederatedData:
     """All the cases of a federation, in memory.
 
     Attributes:
-      arrays: 'x' [N, ...] float32 and 'y' [N, ...]; the leading axis is the case.
+      arrays: 'x' [N, ...] float32 and 'y' [N, ...], and what else a batch should hold of a case, e.g. 'spacing' [N, 2]
+        (mm per pixel, rows then columns); the leading axis is the case.
       case_ids, patient_ids: N strings.
       sites: K client names; the position is the client id.
       site_of: int32 [N], the client id of every case.
       splits: one per fold (at least one).
+      external: names of sites that only test (a global test set). They come last in `sites`, train in no split, and
+        means over sites leave them out.
+      aside: int [A], cases of an attacker's own (shadow models): in no split, nor are their patients.
       classes: names of the label values 0, 1, ...
       about: JSON-able facts for the report (rule, atlas, features, file hashes, ...).
       files: {file name: text} to be saved in the run's folder (cohort flow, folds).
@@ -51,6 +55,8 @@ class FederatedData:
     about: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     summary: tuple[str, ...] = ()
+    external: tuple[str, ...] = ()
+    aside: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 def validate(data: FederatedData) -> None:
@@ -69,6 +75,17 @@ def validate(data: FederatedData) -> None:
                 f"data: patient {str(shared[0])!r} is in training and test of split {split.name!r}"
                 f" ({len(shared)} such patients); split by patient"
             )
+        used = np.concatenate([train, test])
+        leaked = sorted(set(patients[used]) & set(patients[data.aside]))
+        if leaked:
+            raise checks.UserError(
+                f"data: patient {str(leaked[0])!r} is set aside for the attacker and in split {split.name!r}"
+                f" ({len(leaked)} such patients); the attacker's cases must be of other patients"
+            )
+    for name in data.external:
+        k = data.sites.index(name)
+        if any(len(split.train[k]) for split in data.splits) or k < len(data.sites) - len(data.external):
+            raise checks.UserError(f"data: external site {name!r} has training cases, or does not come last")
 
 
 def digest(data: FederatedData) -> str:
@@ -79,7 +96,7 @@ def digest(data: FederatedData) -> str:
         total.update(f"{name} {x.dtype} {x.shape}".encode())
         total.update(x.data)
     splits = [[s.name, *([p.tolist() for p in side] for side in (s.train, s.test))] for s in data.splits]
-    total.update(json.dumps([data.case_ids, data.sites, splits]).encode())
+    total.update(json.dumps([data.case_ids, data.sites, splits, data.external, data.aside.tolist()]).encode())
     return total.hexdigest()
 
 

@@ -17,8 +17,10 @@ def arrange(data: Any, protocol: str) -> Any:
       data: FederatedData.
       protocol: 'federated': as it is. 'centralised': one client 'pooled' holds every site's training cases; tests stay
         per site (K + 1 clients, only the last one trains). 'local': per split and site, a model trained on that
-        site's training cases alone and tested on its own test cases. 'cross_site': a model per site, trained on all its
-        cases and tested on all cases of the others (FedHAvg, Table 2).
+        site's training cases alone and tested on its own test cases and those of external sites. 'cross_site': a model
+        per site, trained on all its cases and tested on all cases of the others (FedHAvg, Table 2).
+
+    External sites never train.
     """
     checks.one_of("protocol", protocol, PROTOCOLS)
     if protocol == "centralised":
@@ -45,16 +47,22 @@ def _centralised(data: Any) -> Any:
 
 
 def _local(data: Any) -> Any:
+    inside = len(data.sites) - len(data.external)
     splits = tuple(
-        s._replace(name=f"{s.name}_{site}", train=_only(s.train, k), test=_only(s.test, k))
+        s._replace(
+            name=f"{s.name}_{data.sites[k]}",
+            train=_only(s.train, k),
+            test=(*_only(s.test[:inside], k), *s.test[inside:]),
+        )
         for s in data.splits
-        for k, site in enumerate(data.sites)
+        for k in range(inside)
     )
     return replace(data, splits=splits)
 
 
 def _cross_site(data: Any) -> Any:
-    everyone = tuple(np.flatnonzero(data.site_of == k) for k in range(len(data.sites)))
+    used = np.setdiff1d(np.arange(len(data.site_of)), data.aside)
+    everyone = tuple(used[data.site_of[used] == k] for k in range(len(data.sites)))
     nobody = everyone[0][:0]
     splits = tuple(
         type(data.splits[0])(
@@ -63,5 +71,6 @@ def _cross_site(data: Any) -> Any:
             tuple(nobody if i == k else cases for i, cases in enumerate(everyone)),
         )
         for k, site in enumerate(data.sites)
+        if site not in data.external
     )
     return replace(data, splits=splits)

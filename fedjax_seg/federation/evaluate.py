@@ -1,6 +1,11 @@
-"""Evaluation: per-case outputs on the device, scores per site, over sites and pooled on the host."""
+"""Evaluation: per-case values on the device, scores per site, over sites and pooled on the host.
 
-from collections.abc import Mapping, Sequence
+A site predicts with its own variables: the server's, and what it keeps at home (FedBN: its statistics and norms). A
+site that does not train in the split at hand (an external test set, a new hospital) has kept nothing: it predicts with
+the mean of what the training sites keep, weighted by their training cases.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,14 +19,22 @@ MEAN, WORST, POOLED = "mean_of_sites", "worst_site", "pooled"
 
 
 def case_outputs(
-    task: Task, client: Client, arrays: Mapping[str, Array], state: FederatedState, index: Array, chunk: int
+    function: Callable[..., Tree],
+    client: Client,
+    arrays: Mapping[str, Array],
+    state: FederatedState,
+    index: Array,
+    train_sizes: Array,
+    chunk: int,
 ) -> Tree:
-    """Outputs of every client's cases under that client's own variables (FedBN: its statistics and norms).
+    """`function` of every client's cases under that client's variables.
 
     Args:
+      function: (variables, batch) -> {name: [B, ...]}, e.g. a task's outputs or evidence.
       arrays: {'x': [N, ...], 'y': [N, ...]}.
       state: of one replica.
       index: int32 [K, T], case indices; padding is evaluated and must be dropped by the caller.
+      train_sizes: int32 [K]; 0 = the client keeps nothing of its own.
       chunk: cases per step, bounds the memory.
 
     Returns: {name: [K, T, ...]}.
@@ -30,13 +43,16 @@ def case_outputs(
     chunk = min(chunk, length)
     pieces = -(-length // chunk)
     padded = jnp.pad(index, ((0, 0), (0, pieces * chunk - length))).reshape(clients, pieces, chunk)
+    share = train_sizes / jnp.maximum(jnp.sum(train_sizes), 1)
+    newcomer = jax.tree.map(lambda x: jnp.tensordot(share, x, axes=1).astype(x.dtype), state.personal)
 
     def of_client(k: Array) -> Tree:
-        variables = client.personalise(state.variables, tree.row(state.personal, k))
+        own = tree.where(train_sizes[k] > 0, tree.row(state.personal, k), newcomer)
+        variables = client.personalise(state.variables, own)
 
         def piece(cases: Array) -> Tree:
             batch = {name: x[cases] for name, x in arrays.items()} | {"mask": jnp.ones((chunk,))}
-            return task.outputs(variables, batch)
+            return function(variables, batch)
 
         out = jax.lax.map(piece, padded[k])
         return jax.tree.map(lambda x: x.reshape(pieces * chunk, *x.shape[2:])[:length], out)
@@ -45,7 +61,11 @@ def case_outputs(
 
 
 def scores(
-    task: Task, outputs: Mapping[str, np.ndarray], sizes: Sequence[int], sites: Sequence[str]
+    task: Task,
+    outputs: Mapping[str, np.ndarray],
+    sizes: Sequence[int],
+    sites: Sequence[str],
+    external: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Metric rows of one replica: one per site, and 'mean_of_sites', 'worst_site', 'pooled'.
 
@@ -53,6 +73,7 @@ def scores(
       outputs: {name: [K, T, ...]} on the host.
       sizes: K, real cases of every site; sites without any have no row.
       sites: K names.
+      external: sites that only test: they have rows of their own and are left out of the last three.
 
     Returns: rows {'site', 'metric', 'value', 'n'}; n counts cases, for mean_of_sites and worst_site the sites whose
       value is defined (a one-class fold has no AUC: it is left out, and n says so).
@@ -65,12 +86,14 @@ def scores(
     for site, cases in zip(sites, where):
         for row in task.score(flat, cases):
             rows.append({"site": site, **row})
-            by_metric.setdefault(row["metric"], []).append(row["value"])
+            if site not in external:
+                by_metric.setdefault(row["metric"], []).append(row["value"])
     for metric, values in by_metric.items():
         defined = [v for v in values if np.isfinite(v)]
         worst = min if task.metrics[metric][0] == "max" else max
         for site, value in ((MEAN, np.mean), (WORST, worst)):
             result = float(value(defined)) if defined else float("nan")
             rows.append({"site": site, "metric": metric, "value": result, "n": len(defined)})
-    rows += [{"site": POOLED, **row} for row in task.score(flat, np.concatenate(where))]
+    inside = [cases for site, cases in zip(sites, where) if site not in external]
+    rows += [{"site": POOLED, **row} for row in task.score(flat, np.concatenate(inside))]
     return rows

@@ -3,10 +3,14 @@
 from typing import Any
 
 from fedjax_seg.core import checks
+from fedjax_seg.models.cnn import cnn
 from fedjax_seg.models.mlp import mlp
+from fedjax_seg.models.unet import unet
 
 MODELS = {
+    "cnn": cnn,
     "mlp": mlp,
+    "unet": unet,
 }
 
 

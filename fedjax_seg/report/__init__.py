@@ -2,7 +2,8 @@
 
 writer      RunFolder: lock, log, atomic files, append-only metrics that can be rewound on resume
 checkpoint  save / latest / restore of a FederatedState (the only importer of orbax)
-tables      read_run, the tables of a study, and their CSV, Markdown and LaTeX forms
+runs        a finished run as read from its folder
+tables      the tables of a study, and their CSV, Markdown and LaTeX forms
 statistics  paired per-subject test, Holm's adjustment, the comparison with a reference method
 figures     PNG figures, each with the CSV of the numbers drawn
 html        report.md and a self-contained report.html

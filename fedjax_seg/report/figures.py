@@ -4,7 +4,6 @@ Rows are metrics rows (round, fold, seed, site, split, metric, value, n), as in 
 Methods are told apart by colour (Okabe and Ito's colour-blind safe set) and by line style.
 """
 
-import io
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,24 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_seg.core.checks import UserError
-from fedjax_seg.report.tables import sites_mean, summarise, values_of
-from fedjax_seg.report.writer import csv_text, write_atomic
+from fedjax_seg.report import canvas
+from fedjax_seg.report.runs import values_of
+from fedjax_seg.report.tables import sites_mean, summarise
 
 Rows = Iterable[Mapping[str, Any]]
 
-# Okabe and Ito (2008), "Color universal design"; grey in place of their yellow, which is too pale for lines on white.
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#999999")
-_LINES = ("-", "--", ":", "-.")
-_HATCHES = ("", "////", "....", "xxxx")  # tells boxes apart where the colours repeat
-_DPI = 150
-_PANELS_ACROSS = 3
 _PRINTED_TICKS = 25  # more cells than this along an axis: not every one gets a label or a number
 
 
@@ -40,19 +31,22 @@ def convergence(
     name: str = "convergence",
     sites: Sequence[str] | None = None,
     split: str = "test",
+    external: Sequence[str] = (),
 ) -> Path:
     """One line per method over rounds: mean over folds and seeds, band = one sample standard deviation.
 
     Args:
       runs_rows: {method: rows}.
       sites: default all in the rows. The first panel is the unweighted mean over them, then a panel for each.
+      external: those of them that the mean leaves out.
 
     Returns: the path of the PNG.  Raises: UserError where no row has the metric in that split.
     """
     kept = {m: [r for r in rows if r["metric"] == metric and r["split"] == split] for m, rows in runs_rows.items()}
     sites = _sites(kept, sites, metric, split)
-    panels = [f"Mean over {len(sites)} sites", *sites] if len(sites) > 1 else list(sites)
-    figure, axes = _grid(len(panels))
+    inside = [s for s in sites if s not in external]
+    panels = [f"Mean over {len(inside)} sites", *sites] if len(inside) > 1 else list(sites)
+    figure, axes = canvas.grid(len(panels))
     numbers, n = [], 0
     for index, (method, rows) in enumerate(kept.items()):
         by_round: dict[int, list[Mapping[str, Any]]] = {}
@@ -60,13 +54,13 @@ def convergence(
             by_round.setdefault(int(row["round"]), []).append(row)
         replicas = {t: list(values_of(at, metric, split).values()) for t, at in sorted(by_round.items())}
         for panel, axis in zip(panels, axes):
-            chosen = [panel] if panel in sites else sites
+            chosen = [panel] if panel in sites else inside
             cells = {t: summarise(sites_mean(v, chosen) for v in found) for t, found in replicas.items()}
             numbers += [(method, panel, t, c.mean, c.std, c.n) for t, c in cells.items()]
             n = max([n, *(c.n or 0 for c in cells.values())])
             mean = np.array([c.mean for c in cells.values()])
             spread = np.array([c.std or 0.0 for c in cells.values()])
-            style = _style(index)
+            style = canvas.style(index)
             marker = "o" if len(cells) == 1 else None
             axis.plot(list(cells), mean, label=method, marker=marker, linewidth=1.6, **style)
             axis.fill_between(list(cells), mean - spread, mean + spread, color=style["color"], alpha=0.12, linewidth=0)
@@ -75,9 +69,9 @@ def convergence(
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)
     figure.suptitle(f"{metric} on the {split} folds. Line: mean over folds and seeds, n ≤ {n}; band: ± one std")
-    _legend(figure, axes[0])
+    canvas.legend(figure, axes[0])
     header = ("method", "panel", "round", "mean", "std", "n")
-    return _save(figure, folder, name, header, numbers)
+    return canvas.save(figure, folder, name, header, numbers)
 
 
 def site_boxes(
@@ -91,13 +85,17 @@ def site_boxes(
     """Boxes per site and method over folds and seeds, every (fold, seed) a point; rows of one round (the last)."""
     kept = {m: [r for r in rows if r["metric"] == metric and r["split"] == split] for m, rows in runs_results.items()}
     sites = _sites(kept, sites, metric, split)
-    figure = _figure(min(16.0, max(7.0, 1.2 + len(sites) * (0.4 + 0.2 * len(kept)))), 4.8)
+    figure = canvas.figure(min(16.0, max(7.0, 1.2 + len(sites) * (0.4 + 0.2 * len(kept)))), 4.8)
     axis = figure.subplots()
     width = 0.8 / len(kept)
     numbers, n = [], 0
     for index, (method, rows) in enumerate(kept.items()):
-        colour = _style(index)["color"]
-        face = {"facecolor": to_rgba(colour, 0.35), "edgecolor": colour, "hatch": _HATCHES[index // len(COLOURS) % 4]}
+        colour = canvas.style(index)["color"]
+        face = {
+            "facecolor": to_rgba(colour, 0.35),
+            "edgecolor": colour,
+            "hatch": canvas.HATCHES[index // len(canvas.COLOURS) % 4],
+        }
         axis.fill([math.nan], [math.nan], label=method, **face)  # draws nothing: for the legend only
         found = values_of(rows, metric, split)
         for place, site in enumerate(sites):
@@ -127,8 +125,8 @@ def site_boxes(
     axis.set(xlabel="Site", ylabel=metric, xlim=(-0.6, len(sites) - 0.4))
     axis.set_title(f"{metric} on the {split} folds per site\nbox: quartiles over folds and seeds, n ≤ {n}")
     axis.grid(axis="y", alpha=0.25)
-    _legend(figure, axis)
-    return _save(figure, folder, name, ("method", "site", "fold", "seed", metric), numbers)
+    canvas.legend(figure, axis)
+    return canvas.save(figure, folder, name, ("method", "site", "fold", "seed", metric), numbers)
 
 
 def cross_site_matrix(
@@ -172,12 +170,12 @@ def sweep_curve(
     log_x: bool = True,
 ) -> Path:
     """One line per key of ys over x, with error bars where `spreads` has some (one sample standard deviation)."""
-    figure = _figure(6.5, 4.2)
+    figure = canvas.figure(6.5, 4.2)
     axis = figure.subplots()
     numbers = []
     for index, (label, y) in enumerate(ys.items()):
         spread = (spreads or {}).get(label)
-        axis.errorbar(x, y, yerr=spread, label=label, marker="o", markersize=4, capsize=3, **_style(index))
+        axis.errorbar(x, y, yerr=spread, label=label, marker="o", markersize=4, capsize=3, **canvas.style(index))
         numbers += [(label, a, b, s) for a, b, s in zip(x, y, spread or [math.nan] * len(x))]
     if log_x:
         axis.set_xscale("log")
@@ -186,8 +184,8 @@ def sweep_curve(
     bars = " (bars: ± one std)" if spreads else ""
     axis.set(xlabel=x_label, ylabel=y_label, title=f"{title or f'{y_label} over {x_label}'}{bars}")
     axis.grid(alpha=0.25)
-    _legend(figure, axis)
-    return _save(figure, folder, name, ("line", x_label, y_label, "std"), numbers)
+    canvas.legend(figure, axis)
+    return canvas.save(figure, folder, name, ("line", x_label, y_label, "std"), numbers)
 
 
 def update_norms(
@@ -204,7 +202,7 @@ def update_norms(
     """
     kept = [r for r in rows if r["split"] == "train" and r["metric"] == "update_norm"]
     sites = _sites({"": kept}, sites, "update_norm", "train")
-    figure = _figure(7.5, 4.4)
+    figure = canvas.figure(7.5, 4.4)
     axis = figure.subplots()
     numbers, n = [], 0
     for index, site in enumerate(sites):
@@ -217,7 +215,7 @@ def update_norms(
         n = max([n, *(c.n or 0 for c in cells.values())])
         mean = np.array([c.mean for c in cells.values()])
         spread = np.array([c.std or 0.0 for c in cells.values()])
-        style = _style(index)
+        style = canvas.style(index)
         marker = "o" if len(cells) == 1 else None
         axis.plot(list(cells), mean, label=site, marker=marker, linewidth=1.5, **style)
         low = np.maximum(mean - spread, mean / 10)  # a band that reaches zero would fill the whole log axis
@@ -230,8 +228,8 @@ def update_norms(
         f"{title or 'Norm of the clients’ updates'}\nline: mean over folds and seeds, n ≤ {n}; band: ± one std"
     )
     axis.grid(alpha=0.25, which="both")
-    _legend(figure, axis)
-    return _save(figure, folder, name, ("site", "round", "mean", "std", "n"), numbers)
+    canvas.legend(figure, axis)
+    return canvas.save(figure, folder, name, ("site", "round", "mean", "std", "n"), numbers)
 
 
 def participation(
@@ -255,7 +253,7 @@ def participation(
     for site, round, *_ in {(r["site"], int(r["round"]), r["fold"], r["seed"]) for r in kept}:
         if site in sites:
             share[sites.index(site), round - rounds[0]] += 1 / replicas
-    figure = _figure(8.0, max(2.6, 1.6 + 0.28 * len(sites)))
+    figure = canvas.figure(8.0, max(2.6, 1.6 + 0.28 * len(sites)))
     axis = figure.subplots()
     extent = (rounds[0] - 0.5, rounds[-1] + 0.5, len(sites) - 0.5, -0.5)
     image = axis.imshow(share, aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest", extent=extent)
@@ -264,7 +262,7 @@ def participation(
     axis.set(xlabel="Round", ylabel="Site", title=f"Who trained in which round (n = {replicas} folds x seeds)")
     figure.colorbar(image, ax=axis, label="share of folds and seeds")
     numbers = [(s, t, share[i, j]) for i, s in enumerate(sites) for j, t in enumerate(rounds)]
-    return _save(figure, folder, name, ("site", "round", "share"), numbers)
+    return canvas.save(figure, folder, name, ("site", "round", "share"), numbers)
 
 
 def _heat(
@@ -281,7 +279,7 @@ def _heat(
     if matrix.shape != (len(rows), len(columns)):
         raise ValueError(f"a matrix of shape {matrix.shape} for {len(rows)} row and {len(columns)} column labels")
     x_label, y_label, value = words
-    figure = _figure(size + 1.0, size * len(rows) / max(len(rows), len(columns)) + 0.8)
+    figure = canvas.figure(size + 1.0, size * len(rows) / max(len(rows), len(columns)) + 0.8)
     axis = figure.subplots()
     image = axis.imshow(matrix, cmap="cividis", aspect="auto")
     axis.set_xticks(range(len(columns)), columns, rotation=45 if len(columns) > 8 else 0)
@@ -295,7 +293,7 @@ def _heat(
         axis.text(j, i, text, ha="center", va="center", color=colour, fontsize=10 if len(columns) <= 8 else 7)
     figure.colorbar(image, ax=axis, label=value)
     numbers = [(r, c, matrix[i, j]) for i, r in enumerate(rows) for j, c in enumerate(columns)]
-    return _save(figure, folder, name, (y_label, x_label, value), numbers)
+    return canvas.save(figure, folder, name, (y_label, x_label, value), numbers)
 
 
 def _sites(kept: Mapping[str, list[Any]], sites: Sequence[str] | None, metric: str, split: str) -> list[str]:
@@ -303,44 +301,3 @@ def _sites(kept: Mapping[str, list[Any]], sites: Sequence[str] | None, metric: s
     if not found:
         raise UserError(f"figure: no row with metric {metric!r} in split {split!r}")
     return list(sites) if sites is not None else found
-
-
-def _style(index: int) -> dict[str, Any]:
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "linestyle": _LINES[(index + index // len(COLOURS)) % len(_LINES)],
-    }
-
-
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _grid(panels: int) -> tuple[Figure, list[Axes]]:
-    across = min(panels, _PANELS_ACROSS)
-    down = math.ceil(panels / across)
-    figure = _figure(max(7.5, 4.0 * across), 1.4 + 2.8 * down)
-    axes = list(np.atleast_1d(figure.subplots(down, across, squeeze=False)).ravel())
-    for unused in axes[panels:]:
-        unused.remove()
-    return figure, axes[:panels]
-
-
-def _legend(figure: Figure, axis: Axes) -> None:
-    """Below the panels, where it covers nothing."""
-    handles, labels = axis.get_legend_handles_labels()
-    columns = max(1, min(len(labels), int(figure.get_figwidth() // 1.9)))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, handlelength=3)
-
-
-def _save(
-    figure: Figure, folder: str | os.PathLike[str], name: str, header: Sequence[str], numbers: Iterable[Iterable[Any]]
-) -> Path:
-    path = Path(os.path.abspath(folder)) / f"{name}.png"
-    data = io.BytesIO()
-    figure.savefig(data, format="png", metadata={"Software": None})  # same numbers, same bytes
-    write_atomic(path.with_suffix(".csv"), csv_text(header, numbers).encode())
-    write_atomic(path, data.getvalue())
-    return path

@@ -62,35 +62,28 @@ def timing(records: Mapping[str, Any], done: np.ndarray, start: int, seconds: fl
 
 
 def cases(
-    outputs: Mapping[str, np.ndarray], sizes: np.ndarray, index: np.ndarray, data: Any, tag: Mapping[str, Any]
+    task: Any,
+    outputs: Mapping[str, np.ndarray],
+    sizes: np.ndarray,
+    index: np.ndarray,
+    data: Any,
+    tag: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """per_case.csv rows of one replica of a classification.
+    """per_case.csv rows of one replica: fold, seed, site, case, patient, and the task's own columns.
 
     Args:
-      outputs: {'probability': [K, T, classes], 'loss': [K, T], 'label': [K, T]}.
+      task: the Task.
+      outputs: its outputs, {name: [K, T, ...]}.
       sizes: int [K], real cases.
       index: int [K, T], positions in data.case_ids.
       data: FederatedData.
       tag: fold and seed.
-
-    Returns: rows fold, seed, site, case, label, probability (of class 1 where there are two, else of the predicted
-      class), predicted, correct, loss.
     """
     out = []
     for k, n in enumerate(sizes):
+        mine = {name: x[k] for name, x in outputs.items()}
+        columns = {name: np.asarray(v).tolist() for name, v in task.case_values(mine, np.arange(n)).items()}
         for t in range(int(n)):
-            probability = outputs["probability"][k, t]
-            label, predicted = int(outputs["label"][k, t]), int(probability.argmax())
-            out.append(
-                {
-                    **tag,
-                    "site": data.sites[k],
-                    "case": data.case_ids[index[k, t]],
-                    "label": label,
-                    "probability": float(probability[1 if len(probability) == 2 else predicted]),
-                    "predicted": predicted,
-                    "correct": int(predicted == label),
-                    "loss": float(outputs["loss"][k, t]),
-                }
-            )
+            who = {"case": data.case_ids[index[k, t]], "patient": data.patient_ids[index[k, t]]}
+            out.append({**tag, "site": data.sites[k], **who, **{name: v[t] for name, v in columns.items()}})
     return out

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_seg.report import figures, tables
+from fedjax_seg.report import figures, privacy_report, scans, tables
 from fedjax_seg.report.html import Section, write_report
-from fedjax_seg.report.tables import Run, Table
-
-HEADLINE = ("accuracy", "f1", "auc")  # of the first metrics a task has, these come first in tables and figures
+from fedjax_seg.report.pictures import Pictures
+from fedjax_seg.report.runs import Run
+from fedjax_seg.report.tables import Table
 
 
 def tested_sites(result: Mapping[str, Any]) -> list[str]:
@@ -17,9 +17,14 @@ def tested_sites(result: Mapping[str, Any]) -> list[str]:
     return [site for site in result["sites"] if site in found]
 
 
+def inside_sites(result: Mapping[str, Any]) -> list[str]:
+    """Tested sites that are part of the federation: those that means over sites are made of."""
+    return [site for site in tested_sites(result) if site not in result.get("external", ())]
+
+
 def headline(result: Mapping[str, Any]) -> tuple[str, ...]:
     """The metrics that tables and figures show."""
-    return tuple(m for m in HEADLINE if m in result["metrics"]) or tuple(result["metrics"])[:3]
+    return tuple(result.get("headline", ())) or tuple(result["metrics"])[:3]
 
 
 def write(
@@ -28,6 +33,7 @@ def write(
     rows: Sequence[Mapping[str, Any]],
     about: Mapping[str, Any],
     flow: Sequence[str],
+    pictures: Pictures | None = None,
 ) -> None:
     """Writes figures/, report.md and report.html into a run's folder.
 
@@ -37,17 +43,39 @@ def write(
       rows: all rows of metrics.jsonl.
       about: FederatedData.about.
       flow: the lines that tell how the cases were chosen.
+      pictures: of cases, where they may be shown.
     """
     run = Run(folder.path, result["label"], result["group"], result, rows, {})
     sites, shown = tested_sites(result), headline(result)
     title = f"{result['label']}{' (' + result['group'] + ')' if result['group'] else ''}"
+    drawn = folder.path / "figures"
     sections = [
-        Section("Result", _result_text(result, sites), _result_tables(run, sites, shown)),
-        Section("Course of the run", _course_text(result), (), _course(run, folder.path / "figures", sites, shown)),
-        Section("Cases", _cases_text(about), tables.cohort_tables(result["cohort"]), listing="\n".join(flow)),
+        Section("Result", _result_text(result, sites), _result_tables(run, sites, shown), _overlays(pictures, drawn)),
+        *privacy_report.sections(run, drawn),
+        Section("Course of the run", _course_text(result), (), _course(run, drawn, sites, shown)),
+        Section(
+            "Cases",
+            _cases_text(about),
+            tables.cohort_tables(result["cohort"]),
+            _examples(pictures, drawn),
+            "\n".join(flow),
+        ),
         Section("Definitions", "\n".join(f"- `{m}`: {rule[1]}" for m, rule in result["metrics"].items())),
     ]
     write_report(folder.path, title, sections)
+
+
+def _overlays(pictures: Pictures | None, folder: Path) -> list[tuple[Path, str]]:
+    if not pictures or not pictures.overlays:
+        return []
+    path = scans.overlays(pictures.overlays, folder)
+    return [(path, "Test cases: the worst, the middle and the best ones by the metric that is printed above each.")]
+
+
+def _examples(pictures: Pictures | None, folder: Path) -> list[tuple[Path, str]]:
+    if not pictures or not pictures.examples:
+        return []
+    return [(scans.examples(pictures.examples, folder), "What the sites train on.")]
 
 
 def _result_text(result: Mapping[str, Any], sites: Sequence[str]) -> str:
@@ -76,7 +104,8 @@ def _course(run: Run, folder: Path, sites: Sequence[str], shown: Sequence[str]) 
         path = figures.cross_site_matrix(matrix, run.summary["sites"], folder)
         drawn.append((path, "Trained on one site, tested on another."))
     else:
-        curves = figures.convergence({run.label: run.rows}, shown[0], folder, "convergence", sites)
+        external = run.summary.get("external", ())
+        curves = figures.convergence({run.label: run.rows}, shown[0], folder, "convergence", sites, external=external)
         boxes = figures.site_boxes({run.label: run.summary["results"]}, shown[0], folder, "site_boxes", sites)
         drawn += [(curves, "Test folds over rounds."), (boxes, "Last round.")]
     trained = [r for r in run.rows if r["split"] == "train" and r["metric"] == "update_norm"]

@@ -8,14 +8,15 @@ import numpy as np
 from scipy import stats
 
 from fedjax_seg.core.checks import UserError
-from fedjax_seg.report.tables import Cell, Run, Table
+from fedjax_seg.report.runs import Run
+from fedjax_seg.report.tables import Cell, Table
 
 RESAMPLES = 9999
 _BATCH = 500  # resamples in memory at once
 
 
 class PairedTest(NamedTuple):
-    """difference: mean of accuracy a - b over n subjects; low, high: its 95% bootstrap interval; p: two-sided."""
+    """difference: mean of a - b over n subjects; low, high: its 95% bootstrap interval; p: two-sided."""
 
     difference: float
     low: float
@@ -24,30 +25,37 @@ class PairedTest(NamedTuple):
     n: int
 
 
-def subject_accuracy(cases: Mapping[str, np.ndarray]) -> dict[tuple[str, str], float]:
-    """{(site, case): correctness averaged over all its tests}; one test per seed where folds are a cross-validation."""
+def subject_means(cases: Mapping[str, np.ndarray], column: str) -> dict[tuple[str, str], float]:
+    """{(site, subject): `column` averaged over all tests of the subject}: over seeds and, where a patient has several
+    cases, over these (a patient's cases are no independent draws). Undefined values are left out."""
     total: dict[tuple[str, str], list[float]] = {}
-    for site, case, correct in zip(cases["site"], cases["case"], cases["correct"]):
-        total.setdefault((str(site), str(case)), []).append(float(correct))
+    who = cases["patient"] if "patient" in cases else cases["case"]
+    for site, subject, value in zip(cases["site"], who, cases[column]):
+        if not math.isnan(value):
+            total.setdefault((str(site), str(subject)), []).append(float(value))
     return {subject: float(np.mean(values)) for subject, values in total.items()}
 
 
 def paired_test(
-    cases_a: Mapping[str, np.ndarray], cases_b: Mapping[str, np.ndarray], seed: int = 0, resamples: int = RESAMPLES
+    cases_a: Mapping[str, np.ndarray],
+    cases_b: Mapping[str, np.ndarray],
+    column: str = "correct",
+    seed: int = 0,
+    resamples: int = RESAMPLES,
 ) -> PairedTest:
-    """Sign-flip permutation test of the mean per-subject difference of accuracy, a - b.
+    """Sign-flip permutation test of the mean per-subject difference of a column of per_case.csv, a - b.
 
     Under the null the two methods are exchangeable within a subject, so every sign of its difference is equally likely.
     All 2^n sign patterns are used where there are no more than `resamples`. Subjects are taken as independent; the test
     says nothing about other training sets, which all subjects of a fold share.
 
     Args:
-      cases_a, cases_b: columns 'site', 'case', 'correct' of per_case.csv of two runs on the same subjects.
+      cases_a, cases_b: columns of per_case.csv of two runs on the same subjects: 'site', 'patient' or 'case', `column`.
       seed: of the resampling of both the test and the interval (percentile bootstrap over subjects).
 
     Raises: UserError where the two runs did not test the same subjects.
     """
-    a, b = subject_accuracy(cases_a), subject_accuracy(cases_b)
+    a, b = subject_means(cases_a, column), subject_means(cases_b, column)
     if not a or a.keys() != b.keys():
         one_sided = sorted(a.keys() ^ b.keys())
         example = f", e.g. case {one_sided[0][1]} of {one_sided[0][0]}" if one_sided else ""
@@ -111,13 +119,14 @@ def comparison_table(runs: Sequence[Run], reference: str = "FedAvg", seed: int =
         raise UserError(f"comparison: run {without[0].folder} has no per_case.csv; run it again")
     base = runs[labels.index(reference)]
     others = [run for run in runs if run is not base]
-    tests = [paired_test(run.cases, base.cases, seed) for run in others]
+    column = base.summary.get("paired", "correct")
+    tests = [paired_test(run.cases, base.cases, column, seed) for run in others]
     rows = []
     for test, adjusted in zip(tests, holm([t.p for t in tests])):
         signed = [Cell(x, text=f"{x:+.3f}") for x in (test.difference, test.low, test.high)]
         rows.append((*signed, _p_cell(test.p), _p_cell(adjusted), Cell(test.n, text=str(test.n))))
     caption = (
-        f"Accuracy against {reference}, paired by subject (correctness averaged over a subject's seeds): mean"
+        f"`{column}` against {reference}, paired by subject (averaged over a subject's cases and seeds): mean"
         f" difference, 95% percentile bootstrap interval over subjects, two-sided sign-flip permutation test"
         f" ({RESAMPLES} resamples, seed {seed}), and the p-value adjusted by Holm for {len(tests)} comparison(s);"
         " n subjects."

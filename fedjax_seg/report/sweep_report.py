@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_seg.report import figures, statistics, tables
+from fedjax_seg.report import figures, method_table, privacy_figures, statistics, tables
 from fedjax_seg.report.html import Section, write_report
-from fedjax_seg.report.run_report import headline, tested_sites
-from fedjax_seg.report.tables import Run, Table
+from fedjax_seg.report.run_report import headline, inside_sites, tested_sites
+from fedjax_seg.report.runs import Run, replicas_of
+from fedjax_seg.report.tables import Table
 from fedjax_seg.report.writer import write_atomic
 
 
@@ -43,8 +44,8 @@ def overview(groups: Mapping[str, Sequence[Run]]) -> Table:
         row = []
         for runs in groups.values():
             found = [r for r in runs if r.label == label]
-            values = tables.values_of(found[0].summary["results"], metric).values() if found else ()
-            row.append(tables.summarise(tables.sites_mean(v, tested_sites(found[0].summary)) for v in values))
+            values = replicas_of(found[0], metric) if found else ()
+            row.append(tables.summarise(tables.sites_mean(v, inside_sites(found[0].summary)) for v in values))
         cells.append(tuple(row))
     caption = f"{metric}, unweighted mean over sites: mean ± sample standard deviation over folds and seeds."
     columns = tuple(("", group or "runs") for group in groups)
@@ -63,22 +64,34 @@ def _group(folder: Path, group: str, runs: Sequence[Run], reference: str) -> Sec
         drawn.append((where, "Trained on one site, tested on another."))
     if plain:
         sites, shown = tested_sites(plain[0].summary), headline(plain[0].summary)
+        if method_table.applies(plain):
+            made.append((f"{name}_methods", method_table.method_table(plain)))
+            drawn += _trade_off(folder / "figures", name, plain, shown[0])
         made.append((f"{name}_sites", tables.site_table(plain, shown, sites)))
         if any(run.label == reference for run in plain) and len(plain) > 1:
             made.append((f"{name}_paired_test", statistics.comparison_table(plain, reference)))
         drawn += _methods(folder / "figures", name, plain, sites, shown[0])
-        drawn += _curvature(folder / "figures", name, plain, shown[0], sites)
+        drawn += _curvature(folder / "figures", name, plain, shown[0], inside_sites(plain[0].summary))
     for file, table in made:
         save(folder / "tables", file, table)
     text = f"{len(runs)} run(s): " + "; ".join(f"{run.label} (round {run.summary['round']})" for run in runs)
     return Section(group or "Runs", text, [table for _, table in made], drawn)
 
 
+def _trade_off(folder: Path, name: str, runs: Sequence[Run], metric: str) -> list[Any]:
+    points = method_table.points(runs)
+    if len(points) < 2:
+        return []
+    path = privacy_figures.privacy_utility(points, folder, f"{name}_privacy_utility", y_label=metric)
+    return [(path, "What every method leaks against what it achieves.")]
+
+
 def _methods(folder: Path, name: str, runs: Sequence[Run], sites: Sequence[str], metric: str) -> list[Any]:
     unique = {run.label: run for run in runs}
     if len(unique) > 12:  # a grid of settings: lines would cover each other
         return []
-    curves = figures.convergence({k: r.rows for k, r in unique.items()}, metric, folder, f"{name}_convergence", sites)
+    external, rows = runs[0].summary.get("external", ()), {k: r.rows for k, r in unique.items()}
+    curves = figures.convergence(rows, metric, folder, f"{name}_convergence", sites, external=external)
     last = {k: r.summary["results"] for k, r in unique.items()}
     boxes = figures.site_boxes(last, metric, folder, f"{name}_boxes", sites)
     drawn = [(curves, "Test folds over rounds; band: one standard deviation."), (boxes, "Last round.")]
@@ -100,8 +113,7 @@ def _curvature(folder: Path, name: str, runs: Sequence[Run], metric: str, sites:
         if "aggregator.c" not in options:
             continue
         method = f"{options['aggregator.name']} on {options['aggregator.of']}"
-        replicas = tables.values_of(run.summary["results"], metric).values()
-        mean = tables.summarise(tables.sites_mean(v, sites) for v in replicas).mean
+        mean = tables.summarise(tables.sites_mean(v, sites) for v in replicas_of(run, metric)).mean
         by_method.setdefault(method, {})[options["aggregator.c"], options["aggregator.gamma"]] = mean
     for method, found in by_method.items():
         if len(found) < 3:

@@ -1,39 +1,14 @@
 """Tables of finished runs: methods by site and metric, cross-site accuracy, the cohort; as CSV, Markdown and LaTeX."""
 
-import csv
-import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_seg.core.checks import UserError
-from fedjax_seg.report.writer import CASE_KEYS, csv_text
-
-_CASE_TYPES = {"seed": int, "label": int, "predicted": int, "correct": float, "probability": float, "loss": float}
-
-
-class Run(NamedTuple):
-    """A finished run as read from its folder.
-
-    Attributes:
-      folder: absolute path.
-      label: the name of the method in tables.
-      group: runs of one group are compared with each other (e.g. the profile).
-      summary: summary.json; 'results' are the rows of the last evaluation, 'metrics' {name: [direction, definition]}.
-      rows: metrics.jsonl, a null value read as NaN.
-      cases: columns of per_case.csv as arrays [rows]; {} where the run wrote none.
-    """
-
-    folder: Path
-    label: str
-    group: str
-    summary: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
-    cases: Mapping[str, np.ndarray]
+from fedjax_seg.report.runs import Run, replicas_of, values_of
+from fedjax_seg.report.writer import csv_text
 
 
 class Cell(NamedTuple):
@@ -65,78 +40,6 @@ class Table(NamedTuple):
     cells: tuple[tuple[Cell, ...], ...]
     directions: tuple[str, ...]
     digits: int = 3
-
-
-def read_run(folder: str | os.PathLike[str]) -> Run:
-    """Reads summary.json, metrics.jsonl and, where there is one, per_case.csv. Raises: UserError naming the file."""
-    path = Path(os.path.abspath(folder))
-    if not (path / "summary.json").is_file():
-        raise UserError(f"{path}: no summary.json; the run has not finished (give its command again to continue it)")
-    summary = _json(path / "summary.json", (path / "summary.json").read_text())
-    missing = [k for k in ("results", "metrics") if k not in summary]
-    if missing:
-        raise UserError(f"{path / 'summary.json'}: no {missing[0]!r} in it; not written by this version")
-    for row in summary["results"]:
-        row["value"] = _number(row["value"])
-    return Run(
-        folder=path,
-        label=str(summary.get("label") or path.name),
-        group=str(summary.get("group") or ""),
-        summary=summary,
-        rows=read_rows(path / "metrics.jsonl"),
-        cases=_read_cases(path / "per_case.csv"),
-    )
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl, null read as NaN; [] where there is no such file. Raises: UserError naming it."""
-    rows = [_json(path, line) for line in path.read_text().splitlines()] if path.is_file() else []
-    for row in rows:
-        row["value"] = _number(row["value"])
-    return rows
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _json(path: Path, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error}); it was cut short or edited") from None
-
-
-def _read_cases(path: Path) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        return {}
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
-    missing = [k for k in CASE_KEYS if rows and k not in rows[0]]
-    if missing:
-        raise UserError(f"{path}: no column {missing[0]!r}; columns {', '.join(CASE_KEYS)} expected")
-    try:
-        return {k: np.array([_case_value(k, row[k]) for row in rows]) for k in CASE_KEYS}
-    except ValueError as error:
-        raise UserError(f"{path}: {error}; it was cut short or edited") from None
-
-
-def _case_value(column: str, text: str) -> Any:
-    if column == "correct":
-        return float({"True": 1, "False": 0}.get(text, text))
-    kind = _CASE_TYPES.get(column, str)
-    return math.nan if kind is float and text == "" else kind(text)
-
-
-def values_of(
-    results: Iterable[Mapping[str, Any]], metric: str, split: str = "test"
-) -> dict[tuple[str, str], dict[str, float]]:
-    """{(fold, seed): {site: value}} of one metric; the replicas come in the order of the rows."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for row in results:
-        if row["metric"] == metric and row["split"] == split:
-            found.setdefault((str(row["fold"]), str(row["seed"])), {})[row["site"]] = float(row["value"])
-    return found
 
 
 def summarise(values: Iterable[float]) -> Cell:
@@ -172,6 +75,7 @@ def site_table(
     if not runs:
         raise UserError("table: no finished run given")
     sites = tuple(sites or runs[0].summary["sites"])
+    inside = [s for s in sites if s not in runs[0].summary.get("external", ())]
     for run in runs:
         unknown = [m for m in metrics if m not in run.summary["metrics"]]
         if unknown:
@@ -179,13 +83,13 @@ def site_table(
             raise UserError(f"table: run {run.folder} has no metric {unknown[0]!r}; it has {known}")
     cells = []
     for run in runs:
-        values = {m: values_of(run.summary["results"], m) for m in metrics}
-        row = [summarise(v.get(s, math.nan) for v in values[m].values()) for s in sites for m in metrics]
-        row += [summarise(sites_mean(v, sites) for v in values[m].values()) for m in metrics]
+        values = {m: replicas_of(run, m) for m in metrics}
+        row = [summarise(v.get(s, math.nan) for v in values[m]) for s in sites for m in metrics]
+        row += [summarise(sites_mean(v, inside) for v in values[m]) for m in metrics]
         cells.append(tuple(row))
     definitions = [f"{m}: {runs[0].summary['metrics'][m][1]}" for m in metrics]
     caption = (
-        f"Test results per site and their unweighted mean over the {len(sites)} sites. {_spread(cells)}"
+        f"Test results per site and their unweighted mean over {len(inside)} sites. {_spread(cells)}"
         f" Best in bold, second best underlined. {'; '.join(definitions)}."
     )
     directions = [runs[0].summary["metrics"][m][0] for m in metrics] * (len(sites) + 1)

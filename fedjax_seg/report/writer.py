@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 from fedjax_seg.core.checks import UserError
 
 ROW_KEYS = ("round", "fold", "seed", "site", "split", "metric", "value", "n")
-CASE_KEYS = ("fold", "seed", "site", "case", "label", "probability", "predicted", "correct", "loss")
+CASE_KEYS = ("fold", "seed", "site", "case", "patient")  # and the columns of the task
 METRICS_FILES = ("metrics.jsonl", "metrics.csv")  # rewound on resume
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -243,10 +243,11 @@ class RunFolder:
                 )
         self._cut({name: position.get(name, 0) for name in METRICS_FILES})
 
-    def write_cases(self, rows: Iterable[Mapping[str, Any]]) -> Path:
-        """Writes per_case.csv as a whole (columns CASE_KEYS): one row per tested case, fold and seed."""
-        table = ([row[k] for k in CASE_KEYS] for row in rows if _has_keys(row, CASE_KEYS))
-        return self.write_text("per_case.csv", csv_text(CASE_KEYS, table))
+    def write_cases(self, rows: Sequence[Mapping[str, Any]]) -> Path:
+        """Writes per_case.csv as a whole: CASE_KEYS and the task's columns; one row per tested case, fold and seed."""
+        keys = (*CASE_KEYS, *(k for k in (rows[0] if rows else ()) if k not in CASE_KEYS))
+        table = ([row[k] for k in keys] for row in rows if _has_keys(row, keys))
+        return self.write_text("per_case.csv", csv_text(keys, table))
 
     def start(self) -> None:
         """Removes the DONE of an earlier, shorter run in this folder."""

@@ -5,8 +5,9 @@ from typing import Any
 
 from fedjax_seg.core import checks
 from fedjax_seg.synthesis.connectomes import connectomes
+from fedjax_seg.synthesis.ct import ct
 
-GENERATORS = {"connectomes": connectomes}
+GENERATORS = {"connectomes": connectomes, "ct": ct}
 
 
 def make(name: str, folder: str | Path, **options: Any) -> Path:

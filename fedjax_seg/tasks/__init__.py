@@ -6,9 +6,11 @@ from typing import Any
 from fedjax_seg.core import checks
 from fedjax_seg.core.types import Task
 from fedjax_seg.tasks.classification import classification
+from fedjax_seg.tasks.segmentation import segmentation
 
 TASKS = {
     "classification": classification,
+    "segmentation": segmentation,
 }
 
 

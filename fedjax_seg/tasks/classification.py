@@ -22,6 +22,7 @@ BINARY = {
     "cross_entropy": ("min", "mean negative log probability of the label"),
     "ece": ("min", "expected calibration error of the top probability, 10 equal-width bins"),
 }
+HEADLINE = ("accuracy", "f1", "auc")
 MULTI = {name: BINARY[name] for name in ("accuracy", "cross_entropy", "ece")} | {
     "f1": ("max", "macro F1 over the classes (scikit-learn f1_score, zero_division=0)"),
     "auc": ("max", "macro one-vs-rest area under the ROC curve; n/a unless all classes are present"),
@@ -70,8 +71,42 @@ def classification(model: Mapping[str, Any], *, double_softmax: bool = False) ->
             "label": batch["y"],
         }
 
-    linear_input = getattr(module, "linear_input", "")
-    return Task(init, loss, outputs, score, BINARY if classes == 2 else MULTI, linear_input)
+    def evidence(variables: Variables, batch: Batch) -> dict[str, Array]:
+        logits, _ = logits_of(variables, batch["x"], False)
+        probability = jax.nn.softmax(logits)
+        return {
+            "log_loss": jnp.log(cross_entropy(logits, batch["y"]) + 1e-8),
+            "confidence": jnp.max(probability, -1),
+            "entropy": jnp.sum(jax.scipy.special.entr(probability), -1),
+        }
+
+    return Task(
+        init,
+        loss,
+        outputs,
+        score,
+        BINARY if classes == 2 else MULTI,
+        linear_input=getattr(module, "linear_input", ""),
+        case_values=case_values,
+        headline=HEADLINE,
+        paired="correct",
+        evidence=evidence,
+    )
+
+
+def case_values(outputs: Mapping[str, np.ndarray], cases: np.ndarray) -> dict[str, np.ndarray]:
+    """Columns of per_case.csv: label, probability (of class 1 where there are two, else of the predicted class),
+    predicted, correct, loss; [n] each. Arguments as for `score`."""
+    probability, label = np.asarray(outputs["probability"])[cases], np.asarray(outputs["label"])[cases].astype(int)
+    predicted = probability.argmax(1)
+    shown = np.ones_like(predicted) if probability.shape[1] == 2 else predicted
+    return {
+        "label": label,
+        "probability": probability[np.arange(len(cases)), shown],
+        "predicted": predicted,
+        "correct": (predicted == label).astype(int),
+        "loss": np.asarray(outputs["loss"])[cases],
+    }
 
 
 def score(outputs: Mapping[str, np.ndarray], cases: np.ndarray) -> list[dict[str, Any]]:

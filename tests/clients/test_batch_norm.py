@@ -130,7 +130,9 @@ def test_evaluation_uses_each_clients_own_leaves(local):
     client, _, state = run(local)
     index, sizes = plan().test, np.asarray(SIZES)
     data = {name: jnp.asarray(x) for name, x in ARRAYS.items()}
-    score = lambda state, index: evaluate.case_outputs(normed(), client, data, state, index, 4)
+    score = lambda state, index: evaluate.case_outputs(
+        normed().outputs, client, data, state, index, jnp.ones(len(index)), 4
+    )
     logits = quick_jit(score)(state, index)["logits"]
     assert logits.shape == (4, 10, 2)
     p = jax.tree.map(np.asarray, state.variables["params"])

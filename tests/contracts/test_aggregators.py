@@ -14,7 +14,8 @@ from fedjax_seg.core import tree
 from fedjax_seg.core.checks import UserError
 from fedjax_seg.core.types import ClientUpdate, Cohort
 
-REQUIRED = {"clipped_mean": {"clip": 1.0}}
+REQUIRED = {"clipped_mean": {"clip": 1.0}, "scaffold": {"clients": 5}}
+PROTOCOLS = {"control_variates"}  # properties that name the client a rule belongs to: no contract
 VARIANTS = [(name, REQUIRED.get(name, {})) for name in aggregation.AGGREGATORS] + [
     ("clipped_mean", {"clip": 1.0, "weighted": True}),
     ("median", {"tie": "mean", "of": "weights"}),
@@ -43,6 +44,11 @@ def draw(seed, rows=None, size=1.0):
     return structure.unflatten([jnp.asarray(size * rng.normal(size=lead + s), jnp.float32) for s in shapes])
 
 
+def extra_of(aggregator, delta):
+    """What the client that the rule belongs to adds to an update."""
+    return {"control": delta["params"]} if PROTOCOLS & aggregator.properties else {}
+
+
 def aggregate(aggregator, deltas, weights, variables, *, clients=None, present=None):
     """encode -> sum or stack -> decode, as a round does it: (delta, metrics)."""
     rows = len(weights)
@@ -53,7 +59,7 @@ def aggregate(aggregator, deltas, weights, variables, *, clients=None, present=N
     broadcast = aggregator.broadcast(state)
 
     def encode(delta, weight):
-        update = ClientUpdate(delta, weight, jnp.int32(1), {}, {})
+        update = ClientUpdate(delta, weight, jnp.int32(1), extra_of(aggregator, delta), {})
         return aggregator.encode(update, broadcast, variables=variables, key=key)
 
     messages = jax.vmap(encode)(deltas, jnp.asarray(weights, jnp.float32))
@@ -141,7 +147,7 @@ def violation(prop, aggregate, seed, size):
 @pytest.mark.parametrize("prop", PROPERTIES)
 def test_declared_contracts_hold_and_undeclared_ones_do_not(variant, prop):
     aggregator, run = compiled(variant)
-    assert aggregator.properties <= set(PROPERTIES)
+    assert aggregator.properties <= {*PROPERTIES, *PROTOCOLS}
     worst = max(violation(prop, run, seed, size) for seed, size in ((0, 0.3), (1, 10.0)))
     holds = worst < 1e-4
     assert holds or worst > 1e-3, f"{prop}: {worst} is neither rounding nor a violation"
@@ -268,13 +274,14 @@ def test_the_delta_has_the_structure_of_the_variables(variant):
 def test_what_is_summed_does_not_grow_with_the_clients(variant):
     aggregator, _ = compiled(variant)
     variables = draw(0)
-    update = ClientUpdate(variables, jnp.float32(3), jnp.int32(1), {}, {})
+    extra = extra_of(aggregator, variables)
+    update = ClientUpdate(variables, jnp.float32(3), jnp.int32(1), extra, {})
     message = jax.eval_shape(
         lambda u, v: aggregator.encode(u, {}, variables=v, key=jax.random.key(0)), update, variables
     )
     entries = sum(x.size for x in jax.tree.leaves(message))
-    model = sum(x.size for x in jax.tree.leaves(variables))
-    assert model < entries <= model + 3  # weight, examples, one noted scalar
+    model = sum(x.size for x in jax.tree.leaves((variables, extra)))
+    assert model < entries <= model + 3  # weight, examples, one more scalar
     assert aggregator.reads in ("sum", "each")
 
 

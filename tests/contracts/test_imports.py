@@ -29,9 +29,14 @@ ARROWS = {
     "federation": set(),
     "attacks": set(),
     "report": set(),
-    "config": {"data", "synthesis", "models", "tasks", "clients", "aggregation", "federation"},
+    "config": {
+        "data", "synthesis", "models", "tasks", "clients", "aggregation", "federation", "privacy", "attacks",
+    },
+    "assembly": {"data", "tasks", "clients", "aggregation", "privacy", "federation", "attacks"},
+    "guarantee": {"assembly", "data", "federation", "privacy"},
+    "attacking": {"assembly", "attacks", "federation", "report"},
     "experiment": {
-        "config", "data", "synthesis", "tasks", "clients", "aggregation", "privacy", "federation", "attacks", "report",
+        "assembly", "attacking", "guarantee", "config", "data", "synthesis", "federation", "report",
     },
     "main": {"config", "experiment"},
 }  # fmt: skip
@@ -42,6 +47,9 @@ HOMES = {
     "flax": lambda path: path.startswith(("models/", "tasks/")),
     "jax": lambda path: not path.startswith("data/") or path == "data/augment.py",
     "jaxlib": lambda path: not path.startswith("data/") or path == "data/augment.py",
+    "jax_privacy": lambda path: path == "clients/dp_sgd.py",
+    "tensorflow_datasets": lambda path: path == "data/records.py",
+    "PIL": lambda path: path == "data/raster.py",
     "tensorflow": lambda path: False,
     "torch": lambda path: False,
     "absl.flags": lambda path: is_command(path),
@@ -207,7 +215,7 @@ GOOD = [
     ("aggregation/lift.py", "from fedjax_seg.core import tree\nfrom fedjax_seg.privacy import bounds"),
     ("tasks/segmentation.py", "import flax\nfrom fedjax_seg import models\nfrom . import classification"),
     ("synthesis/connectomes.py", "from fedjax_seg.data import abide\nfrom ..models import mlp\nimport jax"),
-    ("experiment.py", "from fedjax_seg import aggregation, clients, data, federation, report, synthesis, tasks"),
+    ("assembly.py", "from fedjax_seg import aggregation, attacks, clients, data, federation, privacy, tasks"),
     (
         "main.py",
         "from absl import app, flags\nfrom ml_collections import config_flags\nfrom fedjax_seg import experiment",

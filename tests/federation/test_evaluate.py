@@ -118,8 +118,32 @@ def test_outputs_are_per_client_and_do_not_depend_on_the_chunk(chunk):
     state = FederatedState(0, task.init(None, None), {}, {}, {"shift": jnp.float32(shift)}, None)
     index = np.array([[4, 2, 9, 11, 1], [7, 7, 0, 0, 0], [3, 0, 0, 0, 0]], np.int32)
     data = {name: jnp.asarray(x) for name, x in arrays.items()}
-    run = lambda state, index: evaluate.case_outputs(task, Personal().client, data, state, index, chunk)
+    sizes = jnp.array([3, 1, 1])
+    run = lambda state, index: evaluate.case_outputs(task.outputs, Personal().client, data, state, index, sizes, chunk)
     found = quick_jit(run)(state, index)["distance"]
     w = np.asarray(state.variables["params"]["w"]) + shift
     expected = np.sum((w[:, None] - arrays["x"][index]) ** 2, axis=2)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_site_that_never_trained_predicts_with_the_mean_of_what_the_others_keep():
+    arrays, task = cases(), quadratic()
+    shift = np.array([[1.0], [-2.0], [50.0]]) * np.ones(3)  # the third site has trained nothing: its row is a leftover
+    state = FederatedState(0, task.init(None, None), {}, {}, {"shift": jnp.float32(shift)}, None)
+    index, sizes = np.array([[4, 2], [9, 11], [7, 0]], np.int32), jnp.array([6, 2, 0])
+    data = {name: jnp.asarray(x) for name, x in arrays.items()}
+    run = lambda state, index: evaluate.case_outputs(task.outputs, Personal().client, data, state, index, sizes, 2)
+    found = quick_jit(run)(state, index)["distance"]
+    own = np.stack([shift[0], shift[1], (6 * shift[0] + 2 * shift[1]) / 8])
+    w = np.asarray(state.variables["params"]["w"]) + own
+    np.testing.assert_allclose(found, np.sum((w[:, None] - arrays["x"][index]) ** 2, axis=2), rtol=1e-5)
+
+
+def test_an_external_site_has_its_own_row_and_no_part_in_means():
+    sizes = (6, 4, 5)
+    out = outputs(sizes)
+    found = table(evaluate.scores(binary(), out, sizes, SITES, external=("south",)))
+    inside = table(evaluate.scores(binary(), {k: v[:2] for k, v in out.items()}, sizes[:2], SITES[:2]))
+    assert found["south", "accuracy"][1] == 5
+    for site in ("mean_of_sites", "worst_site", "pooled"):
+        np.testing.assert_allclose(found[site, "accuracy"], inside[site, "accuracy"])

@@ -1,7 +1,9 @@
-"""Local batches: every epoch visits every case once, in an order that depends on the client's key alone."""
+"""Local batches: shuffled epochs visit every case once, Poisson samples draw every unit by chance, from keys alone."""
 
 import functools
 import itertools
+import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -91,3 +93,132 @@ def test_what_a_shuffle_draws_is_uniform():
 def test_sizes_are_checked(batch, epochs, name):
     with pytest.raises(UserError, match=f"{name}: .* given, an integer in"):
         local_batches.in_memory({}, batch, epochs)
+
+
+# Poisson sampling. Patient p has the cases of PATIENT p; case 0 is of a patient who has cases nowhere else.
+
+PATIENT = np.array([9] + [0, 1, 1, 2, 2, 2, 3, 4, 4, 4, 4, 5, 6, 6, 7, 8, 8] + [20 + i for i in range(22)], np.int32)
+STEPS = 300
+
+
+@functools.cache
+def samples_of(unit, batch, longest_plan=20, longest=20):
+    """(plan, size, client, seed) -> (batches of STEPS steps, Batches' scalars)."""
+    arrays = {"x": jnp.arange(CASES) * 10.0, "y": jnp.arange(CASES), "unit": jnp.asarray(PATIENT)}
+    batches_of = local_batches.make("poisson", arrays, batch, 2, unit=unit, longest=longest)
+
+    @quick_jit
+    def all_steps(plan, size, client, seed):
+        local = batches_of(plan, size, client, jax.random.key(seed))
+        scalars = {"steps": local.steps, "examples": local.examples, "client": local.client, "expected": local.expected}
+        return jax.vmap(local.at)(jnp.arange(STEPS)), scalars
+
+    def call(cases, client=0, seed=0, padding=0):
+        plan = np.full(longest_plan, padding, np.int32)
+        plan[: len(cases)] = cases
+        return all_steps(plan, np.int32(len(cases)), np.int32(client), seed)
+
+    return call
+
+
+def drawn(batches):
+    """bool [STEPS, CASES]: which cases a step holds; real rows come first and hold no case twice."""
+    mask, y = np.asarray(batches["mask"]), np.asarray(batches["y"])
+    assert np.all(np.diff(mask, axis=1) <= 0)
+    found = np.zeros((STEPS, CASES), int)
+    for step in range(STEPS):
+        np.add.at(found[step], y[step][mask[step] > 0], 1)
+    assert found.max() <= 1
+    return found.astype(bool)
+
+
+def test_every_case_joins_every_step_independently_with_the_stated_chance():
+    mine, batch = np.arange(1, 19), 6
+    batches, scalars = samples_of("example", batch)(mine, client=3)
+    assert {k: float(v) for k, v in scalars.items()} == {"steps": 6, "examples": 18, "client": 3, "expected": 6}
+    assert set(batches) == {"x", "y", "mask"}  # the patients' numbers reach no model
+    found, q = drawn(batches), batch / 18
+    assert not found[:, 0].any() and not found[:, 19:].any()
+    z = (found[:, mine].sum(0) - STEPS * q) / math.sqrt(STEPS * q * (1 - q))
+    assert np.sum(z**2) < 45.0  # chi-square, 18 degrees of freedom: 0.04 %
+    sizes = found.sum(1)  # of independent draws: binomial, whose variance a fixed batch or an epoch would not have
+    assert abs(sizes.mean() - batch) < 5 * math.sqrt(18 * q * (1 - q) / STEPS)
+    assert 0.6 < sizes.var() / (18 * q * (1 - q)) < 1.5
+    both = (found[1:] & found[:-1])[:, mine].mean()  # and steps know nothing of each other
+    assert abs(both - q * q) < 5 * math.sqrt(q * q / (18 * STEPS))
+    # masked rows hold a case of the client itself, never another one's
+    assert set(np.asarray(batches["y"]).ravel()) <= set(mine)
+    np.testing.assert_array_equal(batches["x"], 10.0 * np.asarray(batches["y"]))
+
+
+def test_a_patient_brings_one_case_at_most():
+    mine, batch = np.arange(17, 0, -1), 3  # nine patients, their cases not side by side in order
+    batches, scalars = samples_of("patient", batch)(mine)
+    assert {k: float(v) for k, v in scalars.items()} == {"steps": 6, "examples": 17, "client": 0, "expected": 3}
+    found, q = drawn(batches)[:, 1:18], batch / 9
+    of = PATIENT[1:18][None] == np.arange(9)[:, None]  # [patients, cases]
+    joined = found @ of.T.astype(int)
+    assert joined.max() == 1
+    z = (joined.sum(0) - STEPS * q) / math.sqrt(STEPS * q * (1 - q))
+    assert np.sum(z**2) < 30.0  # chi-square, 9 degrees of freedom: 0.04 %
+    share = STEPS * q / of.sum(1)[PATIENT[1:18]]  # every case of a patient stands for him alike
+    assert np.sum((found.sum(0) - share) ** 2 / share) < 45.0
+
+
+def test_few_units_are_all_in_every_step():
+    for unit, mine, units in (("example", [3, 8, 5], 3), ("patient", [4, 5, 6, 7], 2)):
+        batches, scalars = samples_of(unit, 6 if unit == "example" else 3)(np.array(mine))
+        assert (scalars["steps"], scalars["expected"]) == (2, units)
+        assert np.all(drawn(batches).sum(1) == units)
+
+
+@pytest.mark.parametrize("unit, batch", [("example", 6), ("patient", 3)])
+def test_samples_depend_on_the_key_alone(unit, batch):
+    mine = np.array([2, 3, 14, 13, 8, 9, 4, 12, 17])
+    one = drawn(samples_of(unit, batch)(mine)[0])
+    np.testing.assert_array_equal(one, drawn(samples_of(unit, batch)(mine, client=5, padding=33)[0]))
+    np.testing.assert_array_equal(one, drawn(samples_of(unit, batch, 9)(mine)[0]))
+    assert np.any(one != drawn(samples_of(unit, batch)(mine, seed=1)[0]))
+
+
+def test_a_draw_beyond_the_capacity_is_cut(monkeypatch):
+    whole = drawn(samples_of("example", 6)(np.arange(1, 19))[0])
+    monkeypatch.setattr(local_batches, "poisson_capacity", lambda units, batch: 5)
+    batches, _ = samples_of.__wrapped__("example", 6)(np.arange(1, 19))
+    cut = drawn(batches)
+    assert batches["mask"].shape == (STEPS, 5)
+    np.testing.assert_array_equal(cut.sum(1), np.minimum(whole.sum(1), 5))
+    assert np.all(whole | ~cut)  # nobody is drawn in another's place
+
+
+@pytest.mark.parametrize("units, batch", [(800, 16), (60, 16), (17, 16), (16, 16), (5, 16), (300, 1)])
+def test_the_capacity_is_the_smallest_that_nearly_never_overflows(units, batch):
+    """Tails in exact fractions."""
+    q = Fraction(min(batch, units), units)
+    chance = lambda k: math.comb(units, k) * q**k * (1 - q) ** (units - k)
+    tail = lambda rows: sum((chance(k) for k in range(rows + 1, min(units, rows + 60) + 1)), Fraction(0))
+    rows = local_batches.poisson_capacity(units, batch)
+    assert tail(rows) <= Fraction(1, 10**15)
+    assert rows == min(units, batch) or tail(rows - 1) > Fraction(1, 10**15)
+
+
+def test_units_are_counted_per_client():
+    plan = np.array([[[1, 2, 3, 0], [4, 5, 6, 7]], [[7, 0, 0, 0], [1, 3, 2, 0]]])
+    sizes = np.array([[3, 4], [1, 0]])
+    np.testing.assert_array_equal(local_batches.unit_counts(plan, sizes), sizes)
+    np.testing.assert_array_equal(local_batches.unit_counts(plan, sizes, PATIENT), [[2, 2], [1, 0]])
+
+
+@pytest.mark.parametrize(
+    "sampling, options, text",
+    [
+        ("cyclic", {}, "batch_sampling: 'cyclic' given, one of 'shuffled', 'poisson'"),
+        ("shuffled", {"unit": "patient"}, "batch_sampling: 'shuffled' given with the patient as the unit"),
+        ("poisson", {"unit": "slice"}, "unit of privacy: 'slice' given"),
+        ("poisson", {"unit": "patient"}, "data: no patient numbers found, an array 'unit' expected"),
+        ("poisson", {"longest": 0}, "units of the largest client: 0 given"),
+    ],
+)
+def test_samplings_are_checked(sampling, options, text):
+    with pytest.raises(UserError, match=text):
+        local_batches.make(sampling, {"x": jnp.zeros(3)}, 4, 1, **{"longest": 3} | options)

@@ -48,9 +48,9 @@ def words(grid, root, workdir, *overrides):
 def done(grid, pcp_root, quick_compile, tmp_path_factory):
     """A finished sweep, how often data were read, and the seen figures; read only."""
     workdir, reads = tmp_path_factory.mktemp("sweep") / "all", []
-    load = experiment.load_data
+    load = experiment.read_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "load_data", lambda config, scratch: reads.append(1) or load(config, scratch))
+        patch.setattr(experiment, "read_data", lambda config, scratch: reads.append(1) or load(config, scratch))
         patch.setattr(run_report, "_course", lambda *unused: [])  # the figures of single runs have tests of their own
         assert call(words(grid, pcp_root, workdir), sweep.command) == 0
     return workdir, len(reads)
@@ -105,7 +105,7 @@ def test_the_second_call_makes_the_tables_only(done, grid, pcp_root, monkeypatch
     def never(*unused):
         raise AssertionError("data were read again")
 
-    monkeypatch.setattr(experiment, "load_data", never)
+    monkeypatch.setattr(experiment, "read_data", never)
     assert call(words(grid, pcp_root, workdir), sweep.command) == 0
     assert {name: stamps(workdir / name) for name in NAMES} == before
     assert (workdir / "report.html").is_file()

@@ -8,5 +8,5 @@ def result(fold, seed, site, metric, value, n=10, split="test", round=2):
 
 
 def case(site, name, correct, fold="fold0", seed=0):
-    values = (fold, seed, site, name, 1, 0.75, int(correct), int(correct), 0.25)
-    return dict(zip(CASE_KEYS, values))
+    task = {"label": 1, "probability": 0.75, "predicted": int(correct), "correct": int(correct), "loss": 0.25}
+    return dict(zip(CASE_KEYS, (fold, seed, site, name, name))) | task

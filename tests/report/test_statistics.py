@@ -7,7 +7,7 @@ from synthetic_run import case, result
 
 from fedjax_seg.core.checks import UserError
 from fedjax_seg.report import statistics
-from fedjax_seg.report.tables import read_run
+from fedjax_seg.report.runs import read_run
 
 
 def columns(corrects, site="A", seeds=1):

@@ -8,7 +8,8 @@ from synthetic_run import case, result
 
 from fedjax_seg.core.checks import UserError
 from fedjax_seg.report import tables
-from fedjax_seg.report.tables import Cell, Table, read_run
+from fedjax_seg.report.runs import read_run
+from fedjax_seg.report.tables import Cell, Table
 
 NAN = math.nan
 

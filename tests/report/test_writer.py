@@ -12,7 +12,16 @@ from fedjax_seg.report import writer
 from fedjax_seg.report.writer import RunFolder
 
 ROW = {"round": 1, "fold": "fold0", "seed": 0, "site": "NYU", "split": "test", "metric": "auc", "value": 0.5, "n": 33}
-CASE = {"fold": "fold0", "seed": 0, "site": "a,b", "case": "x", "label": 1, "probability": 0.5, "predicted": 1}
+CASE = {
+    "fold": "fold0",
+    "seed": 0,
+    "site": "a,b",
+    "case": "x",
+    "patient": "x",
+    "label": 1,
+    "probability": 0.5,
+    "predicted": 1,
+}
 
 
 def full_disk(*_, **__):
@@ -153,7 +162,7 @@ def test_rewind_of_a_file_that_lost_rows_is_an_error_and_cuts_nothing(folder, lo
 def test_cases_and_finish(folder):
     folder.write_cases([CASE | {"correct": 1, "loss": np.float32(0.5)}])
     assert (folder.path / "per_case.csv").read_text() == (
-        'fold,seed,site,case,label,probability,predicted,correct,loss\nfold0,0,"a,b",x,1,0.5,1,1,0.5\n'
+        'fold,seed,site,case,patient,label,probability,predicted,correct,loss\nfold0,0,"a,b",x,x,1,0.5,1,1,0.5\n'
     )
     (folder.path / "mine.txt").write_text("the user's")
     folder.finish({"round": 2})

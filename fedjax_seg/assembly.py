@@ -1,0 +1,213 @@
+"""From a config and its data to the values a run is made of; all option errors come from here, before any compile."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from fedjax_seg import aggregation, attacks, clients, tasks
+from fedjax_seg.core import checks
+from fedjax_seg.core.types import Aggregator, Array, Client, FederatedState, Task
+from fedjax_seg.data import augment, federated
+from fedjax_seg.federation import evaluate, local_batches, replicas, round, sampling, server
+from fedjax_seg.privacy import secure_sum
+from fedjax_seg.tasks import input_span
+
+SPAN_PAYS = 2  # inputs per case from which the change of basis is worth its set-up
+LONGEST_CHUNK = 64  # rounds in one device call: bounds the record buffer and the wait after SIGTERM
+AUGMENT = 2**31 - 2  # stream of a client's batches; no epoch has this number
+
+
+class Preempted(Exception):
+    """The run was asked to stop; its state is saved and the same command continues it."""
+
+
+class Replica(NamedTuple):
+    """One fold under one seed."""
+
+    split: int
+    fold: str
+    seed: int
+
+
+class Experiment(NamedTuple):
+    """A run, ready to go. Leaves of `plan` have the leading axis R of `replicas`.
+
+    Attributes:
+      initial: (stream) -> state before round 0; another number is another independent start (a shadow model).
+      rounds: (state, plan, stop) -> (state, records, done).
+      outputs, evidence: (state, index [R, K, T], train_sizes [R, K]) -> {name: [R, K, T, ...]}; `evidence` is None
+        where no attack asks for it.
+    """
+
+    config: ml_collections.ConfigDict
+    data: federated.FederatedData
+    task: Task
+    client: Client
+    parts: round.Parts
+    replicas: tuple[Replica, ...]
+    plan: round.Plan
+    how: replicas.Layout
+    attack: Any
+    initial: Callable[..., FederatedState]
+    rounds: Callable[..., Any]
+    outputs: Callable[..., Any]
+    evidence: Callable[..., Any] | None
+
+
+def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData) -> Experiment:
+    """Makes every part of the run."""
+    training = 1 + max(k for s in loaded.splits for k, cases in enumerate(s.train) if len(cases))
+    sampler = sampling.make(clients=training, **config.sampler)  # sites that only test come last
+    task = tasks.make(model=dict(config.model), **config.task)
+    client = _corrupted(clients.make(task=task, **config.client), config, loaded)
+    which = replicas_of(config, loaded)
+    how = replicas.layout(
+        len(which), sampler.capacity, config.lanes, config.devices, {"map": False, "vmap": True}.get(config.replicas)
+    )
+    rule = aggregation.make(clients=training, **config.aggregator)
+    aggregator = secure_sum.make(aggregator=rule, rule=config.aggregator.name, **config.secure_sum)
+    aggregation.check_pair(client, aggregator)
+    if config.batch_sampling == "poisson" and client.mechanism is None:
+        raise checks.UserError(
+            f"config.batch_sampling: 'poisson' given for client {config.client.name!r}, whose loss is a mean over the"
+            " drawn cases, of which there may be none; 'shuffled' expected (Poisson batches are for dp_sgd)"
+        )
+    attack = attacks.make(**config.attack)
+    task, features, about = _in_span(config, task, client, aggregator, loaded)
+    how = how._replace(text=how.text + about)
+    plan = plan_of(loaded, which)
+    arrays = replicas.share(how, {**loaded.arrays, "x": features, "unit": patient_numbers(loaded)})
+    make_batches = _batches(config, client, plan, patient_numbers(loaded))
+    parts = round.Parts(
+        client,
+        aggregator,
+        sampler,
+        server.make(**config.server),
+        make_batches(arrays),
+        config.on_nonfinite == "skip",
+        config.on_empty == "skip",
+    )
+    functions = _functions(config, task, parts, make_batches, how, arrays, which, len(loaded.sites), attack)
+    return Experiment(config, loaded, task, client, parts, which, plan, how, attack, *functions)
+
+
+def plan_of(loaded: federated.FederatedData, which: tuple[Replica, ...]) -> round.Plan:
+    """The index plan of the replicas' splits."""
+    splits = tuple(loaded.splits[r.split] for r in which)
+    return round.Plan(*federated.padded_plan(splits, "train"), *federated.padded_plan(splits, "test"))
+
+
+def patient_numbers(loaded: federated.FederatedData) -> np.ndarray:
+    """int32 [N]; equal numbers are one patient."""
+    return np.unique(np.asarray(loaded.patient_ids), return_inverse=True)[1].astype(np.int32)
+
+
+def _batches(
+    config: ml_collections.ConfigDict, client: Client, plan: round.Plan, patients: np.ndarray
+) -> Callable[[Any], Any]:
+    """arrays -> BatchesOf: as the config samples and augments them."""
+    augmentation = augment.make(**config.augment)
+    unit = client.mechanism.unit if client.mechanism else "example"
+    numbers = patients if unit == "patient" else None
+
+    def make(arrays: Any) -> local_batches.BatchesOf:
+        plain = local_batches.make(
+            config.batch_sampling,
+            arrays,
+            batch_size=config.batch_size,
+            epochs=config.local_epochs,
+            unit=unit,
+            longest=int(local_batches.unit_counts(plan.train, plan.train_sizes, numbers).max()),
+        )
+        if config.augment.name == "none":
+            return plain
+
+        def batches_of(plan: Array, size: Array, client: Array, key: Array) -> Any:
+            batches, own = plain(plan, size, client, key), jax.random.fold_in(key, AUGMENT)
+            return batches._replace(at=lambda step: augmentation(batches.at(step), jax.random.fold_in(own, step)))
+
+        return batches_of
+
+    return make
+
+
+def _functions(config, task, parts, make_batches, how, arrays, which, count, attack) -> tuple[Any, ...]:
+    """The jitted functions of a run. `arrays` is an argument of each, so that no data is baked into a program."""
+    capacity = min(config.eval_every, LONGEST_CHUNK)
+
+    def initialise(pair: Any, unused: Any, shared: Any) -> FederatedState:
+        key = round.stream(jax.random.key(pair["seed"]), pair["split"])
+        key = jax.lax.cond(pair["stream"] > 0, lambda k: round.stream(k, pair["stream"]), lambda k: k, key)
+        example = {name: x[:1] for name, x in shared.items()} | {"mask": jnp.ones((1,))}
+        variables = dict(task.init(round.stream(key, round.INIT), example))
+        return round.initial_state(parts, variables, key, count)
+
+    def many(state: FederatedState, plan: Any, shared: Any, stop: Any) -> Any:
+        parts_now = parts._replace(batches_of=make_batches(shared))
+        return round.many_rounds(parts_now, how.lanes, capacity)(state, plan, stop)
+
+    def of_cases(function: Callable[..., Any]) -> Callable[..., Any]:
+        def values(state: FederatedState, asked: tuple[Any, Any], shared: Any) -> Any:
+            index, train_sizes = asked
+            return evaluate.case_outputs(function, parts.client, shared, state, index, train_sizes, config.eval_batch)
+
+        jitted = replicas.over_replicas(how, values)
+        return lambda state, index, train_sizes: jitted(state, (index, train_sizes), arrays)
+
+    start = replicas.over_replicas(how, initialise)
+    go = replicas.over_replicas(how, many, donate=True)
+    seeds = {
+        "seed": np.array([r.seed for r in which], np.uint32),
+        "split": np.array([r.split for r in which], np.uint32),
+    }
+
+    def initial(stream: int = 0) -> FederatedState:
+        own = seeds | {"stream": np.full(len(which), stream, np.uint32)}
+        return start(own, np.zeros(len(which), np.int32), arrays)
+
+    return (
+        initial,
+        lambda state, plan, stop: go(state, plan, arrays, jnp.asarray(stop, jnp.int32)),
+        of_cases(task.outputs),
+        of_cases(task.evidence) if attack and task.evidence else None,
+    )
+
+
+def replicas_of(config: ml_collections.ConfigDict, loaded: federated.FederatedData) -> tuple[Replica, ...]:
+    """Folds x seeds."""
+    numbers = config.folds or range(len(loaded.splits))
+    for number in numbers:
+        if number >= len(loaded.splits):
+            raise checks.UserError(f"config.folds: {number} given, the data has splits 0..{len(loaded.splits) - 1}")
+    return tuple(Replica(f, loaded.splits[f].name, s) for s in config.seeds for f in numbers)
+
+
+def _in_span(
+    config: ml_collections.ConfigDict, task: Task, client: Client, aggregator: Aggregator, loaded: Any
+) -> tuple[Task, np.ndarray, str]:
+    """The task and its features in the span of the cases where every part allows it and it pays."""
+    x = loaded.arrays["x"]
+    width = int(np.prod(x.shape[1:]))
+    server_rotates = frozenset({"orthogonal"} if config.server.name == "sgd" else ())
+    if config.input_span == "off" or width < SPAN_PAYS * len(x):
+        return task, x, ""
+    if not input_span.applies(task, client.properties, aggregator.properties, server_rotates):
+        return task, x, ""
+    reduced = input_span.in_span(task, x)
+    return reduced.task, reduced.x, f", first layer in the span of the cases ({width} -> {reduced.x.shape[1]} inputs)"
+
+
+def _corrupted(client: Client, config: ml_collections.ConfigDict, loaded: federated.FederatedData) -> Client:
+    wrong = config.corruption
+    if wrong.kind == "none":
+        return client
+    if wrong.site not in loaded.sites:
+        raise checks.UserError(
+            f"config.corruption.site: unknown site {wrong.site!r};{checks.suggestion(wrong.site, loaded.sites)}"
+        )
+    which = loaded.sites.index(wrong.site)
+    return clients.corrupt(client, kind=wrong.kind, which=which, factor=wrong.factor, classes=len(loaded.classes))

@@ -1,0 +1,216 @@
+"""The CSV of an image folder: one row per image, checked as text before any image is opened."""
+
+import csv
+import difflib
+import hashlib
+import io
+import math
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedjax_seg.core import checks
+
+PATIENT = "patient"
+SPLITS = ("train", "test", "val", "aside")
+_JUNK_NAMES = {"thumbs.db", "desktop.ini", ".ds_store"}
+_JUNK_FOLDERS = {".ipynb_checkpoints", "__macosx"}
+
+
+class Row(NamedTuple):
+    """One image.
+
+    Attributes:
+      line: of the CSV file, from 1 (the header).
+      image, mask: paths below the root with '/'; mask is '' where labels are the target.
+      label: '' where masks are the target.
+      patient: the image's path where the table has no patients.
+      split: one of SPLITS, or '' = to be drawn.
+      spacing: mm per pixel (rows, columns) as stored, or None.
+      cells: {column: text}, for partitions by column.
+    """
+
+    line: int
+    image: str
+    mask: str
+    label: str
+    patient: str
+    split: str
+    spacing: tuple[float, float] | None
+    cells: Mapping[str, str]
+
+
+class ImageTable(NamedTuple):
+    """The rows, and what is wrong with others.
+
+    Attributes:
+      faults: one line each.
+      skipped: rows that name files no image viewer means as images (Thumbs.db, notebook check points).
+    """
+
+    path: Path
+    sha256: str
+    delimiter: str
+    patients: bool  # False: no column of them, every image is one of its own
+    rows: tuple[Row, ...]
+    faults: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+class Columns(NamedTuple):
+    """Which columns a run reads.
+
+    Attributes:
+      target: 'mask' or 'label'.
+      patient: '' = none; the default PATIENT may be absent, any other must be there.
+      partition: '' = none.
+      patients_per_site: a patient's id is the partition's cell and the patient's cell together.
+    """
+
+    target: str
+    patient: str
+    partition: str
+    patients_per_site: bool = False
+
+
+def is_junk(path: str) -> bool:
+    """Files that desktops and notebooks leave behind in image folders."""
+    *folders, name = path.lower().split("/")
+    return name in _JUNK_NAMES or name.startswith("._") or any(f in _JUNK_FOLDERS for f in folders)
+
+
+def read_image_table(path: Path, columns: Columns) -> ImageTable:
+    """Reads the table: comma, semicolon or tab separated, with or without a byte-order mark or spaces around cells.
+
+    Raises: UserError where it is unreadable, no table, or lacks a column; faults of single rows are collected.
+    """
+    try:
+        content = path.read_bytes()
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise checks.UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise checks.UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as 'CSV UTF-8'") from None
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+    try:
+        header = [cell.strip() for cell in next(reader, [])]
+        lines = [(reader.line_num, [c.strip() for c in row]) for row in reader if any(c.strip() for c in row)]
+    except csv.Error as error:
+        raise checks.UserError(f"{path}: line {reader.line_num}: {error}; a CSV table expected") from None
+    if columns.patient == PATIENT and not any(PATIENT in h.lower() for h in header):
+        columns = columns._replace(patient="")
+    _check_columns(path, header, columns)
+    if not lines:
+        raise checks.UserError(f"{path}: a header but no row; a row per image expected")
+    rows, faults, skipped = [], [], []
+    for line, cells in lines:
+        if len(cells) < len(header) or any(cells[len(header) :]):
+            faults.append(
+                f"line {line}: {len(cells)} cells, {len(header)} in the header; quote cells with {delimiter!r}"
+            )
+            continue
+        row, wrong = _row(line, dict(zip(header, cells)), columns)
+        if is_junk(row.image):
+            skipped.append(row.image)
+            continue
+        rows.append(row)
+        faults += [f"line {line}: {fault}" for fault in wrong]
+    faults += _repeats(rows) + _torn(rows)
+    sha = hashlib.sha256(content).hexdigest()
+    return ImageTable(path, sha, delimiter, bool(columns.patient), tuple(rows), tuple(faults), tuple(skipped))
+
+
+def _check_columns(path: Path, header: Sequence[str], columns: Columns) -> None:
+    needed = [name for name in ("image", columns.target, columns.patient, columns.partition) if name]
+    for name in needed:
+        if header.count(name) == 1:
+            continue
+        if header.count(name) > 1:
+            raise checks.UserError(f"{path}: {header.count(name)} columns named {name!r}; one expected")
+        close = difflib.get_close_matches(name, [h.lower() for h in header], n=1)
+        near = next((h for h in header if close and h.lower() == close[0]), "")
+        cure = {
+            columns.partition: ", or change data.partition",
+            columns.target: ", or change data.target",
+            columns.patient: ", or change data.patient_column",
+        }.get(name, "")
+        hint = f"; rename {near!r}{cure}" if near else f"; add it{cure}"
+        raise checks.UserError(f"{path}: no column {name!r}, columns found: {', '.join(header) or 'none'}{hint}")
+
+
+def _row(line: int, cells: Mapping[str, str], columns: Columns) -> tuple[Row, list[str]]:
+    faults = []
+    image, fault = _below_root(cells["image"], "image")
+    faults += fault
+    name_of_row = image or cells["image"] or "row without an image"
+    mask = ""
+    if columns.target == "mask":
+        mask, fault = _below_root(cells["mask"], "mask")
+        faults += fault
+    elif not cells["label"]:
+        faults.append(f"{name_of_row}: no label; fill the cell in")
+    for role, name in (("patient", columns.patient), ("client", columns.partition)):
+        if name and not cells[name]:
+            faults.append(f"{name_of_row}: no {name}; fill the cell in, it names the {role}")
+    split = cells.get("split", "").lower()
+    if split and split not in SPLITS:
+        faults.append(f"{name_of_row}: split {cells['split']!r} found, one of {', '.join(SPLITS)} (or empty) expected")
+    spacing, fault = _spacing(cells.get("spacing", ""), name_of_row)
+    faults += fault
+    patient = cells[columns.patient] if columns.patient else image
+    if columns.patient and columns.patients_per_site:
+        patient = f"{cells[columns.partition]}/{patient}"
+    label = cells["label"] if columns.target == "label" else ""
+    return Row(line, image, mask, label, patient, split, spacing, cells), faults
+
+
+def _below_root(text: str, what: str) -> tuple[str, list[str]]:
+    """The path in one spelling ('/' between folders, no '.' or '..'); or '' and what is wrong with it."""
+    if not text:
+        return "", [f"no {what}; fill the cell in"]
+    path = posixpath.normpath(text.replace("\\", "/"))
+    if path.startswith("/") or re.match(r"[A-Za-z]:", path):
+        return "", [f"{what} {text} is an absolute path; a path relative to the folder of the data expected"]
+    if path == ".." or path.startswith("../"):
+        return "", [f"{what} {text} leads out of the folder of the data"]
+    return path, []
+
+
+def _spacing(text: str, image: str) -> tuple[tuple[float, float] | None, list[str]]:
+    """'0.7' or '0.7 0.8' (rows, columns; also with x between them) in mm."""
+    if not text:
+        return None, []
+    try:
+        parts = [float(p) for p in re.split(r"[\sx]+", text)]
+    except ValueError:
+        parts = []
+    if len(parts) not in (1, 2) or not all(math.isfinite(p) and p > 0 for p in parts):
+        return None, [f"{image}: spacing {text!r} found; mm per pixel expected, e.g. 0.7 or '0.7 0.8' (rows, columns)"]
+    return (parts[0], parts[-1]), []
+
+
+def _repeats(rows: Sequence[Row]) -> list[str]:
+    first: dict[str, int] = {}
+    faults = []
+    for row in rows:
+        earlier = first.setdefault(row.image, row.line) if row.image else row.line
+        if earlier != row.line:
+            faults.append(f"line {row.line}: {row.image} is already in line {earlier}; delete one of the two rows")
+    return faults
+
+
+def _torn(rows: Sequence[Row]) -> list[str]:
+    """Patients that the split column puts on two sides."""
+    first: dict[str, Row] = {}
+    faults = []
+    for row in (r for r in rows if r.split and r.patient):
+        earlier = first.setdefault(row.patient, row)
+        if earlier.split != row.split:
+            faults.append(
+                f"line {row.line}: patient {row.patient} is in split {row.split} here and in {earlier.split} in line"
+                f" {earlier.line}; one split per patient"
+            )
+    return faults

@@ -1,0 +1,83 @@
+"""Methods with what they achieve and what they leak, beside the numbers that a paper printed."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedjax_seg.report import tables
+from fedjax_seg.report.privacy_report import attack_values
+from fedjax_seg.report.run_report import headline, inside_sites
+from fedjax_seg.report.runs import Run, replicas_of
+from fedjax_seg.report.tables import Cell, Table
+
+ATTACK, EPSILON = "attack_auc", "epsilon"
+
+
+def applies(runs: Sequence[Run]) -> bool:
+    """Whether a run was attacked, accounted or is set beside a paper's numbers."""
+    return any(run.summary.get("attack") or run.summary.get("privacy") or published(run) for run in runs)
+
+
+def published(run: Run) -> dict[str, float]:
+    """{metric: value} of the paper, from the run's config."""
+    head = "published."
+    return {k.removeprefix(head): float(v) for k, v in run.summary["config"].items() if k.startswith(head)}
+
+
+def utility(run: Run, metric: str) -> Cell:
+    """A metric over folds and seeds: on the external test set where there is one, else as mean over sites."""
+    external, inside = run.summary.get("external", ()), inside_sites(run.summary)
+    return tables.summarise(tables.sites_mean(v, external or inside) for v in replicas_of(run, metric))
+
+
+def leak(run: Run) -> Cell:
+    """AUC of the shadow attack (of the loss threshold where no shadow was trained)."""
+    return tables.summarise(attack_values(run.summary) or attack_values(run.summary, "loss"))
+
+
+def method_table(runs: Sequence[Run]) -> Table:
+    """Rows: runs. Columns: the two first headline metrics, attack AUC and epsilon, ours and the paper's.
+
+    Source: FedOnco-Bench's results table (Dice, CE, MI AUC). Added: the standard deviation over seeds, epsilon.
+    """
+    first = runs[0].summary
+    metrics = headline(first)[:2]
+    names = (*metrics, ATTACK, EPSILON)
+    given = [published(run) for run in runs]
+    beside = [n for n in names if any(n in p for p in given)]
+    cells = []
+    for run, paper in zip(runs, given):
+        ours = [utility(run, m) for m in metrics] + [leak(run), _epsilon(run.summary)]
+        cells.append((*ours, *(Cell(paper[n], text=f"{paper[n]:g}") if n in paper else _none() for n in beside)))
+    where = f"the external test set {', '.join(first['external'])}" if first.get("external") else "mean over sites"
+    caption = (
+        f"{', '.join(metrics)}: {where}, mean ± sample standard deviation over folds and seeds. attack_auc: membership"
+        " inference by a classifier trained on a shadow federation, 0.5 = guessing, below 0.5 is a leak as well."
+        " epsilon: of the worst client over the whole run, ∞ = no guarantee. Best in bold, second best underlined."
+    )
+    directions = [first["metrics"][m][0] for m in metrics] + ["", ""] + [""] * len(beside)
+    columns = [("ours", n) for n in names] + [("paper", n) for n in beside]
+    return Table(caption, "Method", tuple(columns), tuple(r.label for r in runs), tuple(cells), tuple(directions))
+
+
+def points(runs: Sequence[Run]) -> Mapping[str, tuple[float, float, float, float]]:
+    """{method: (attack AUC, std, first headline metric, std)} of the runs that were attacked."""
+    found = {}
+    for run in runs:
+        x, y = leak(run), utility(run, headline(run.summary)[0])
+        if x.n:
+            found[run.label] = (x.mean, _std(x), y.mean, _std(y))
+    return found
+
+
+def _std(cell: Cell) -> float:
+    return math.nan if cell.std is None else cell.std
+
+
+def _none() -> Cell:
+    return Cell(math.nan, text="-")
+
+
+def _epsilon(summary: Mapping[str, Any]) -> Cell:
+    value = (summary.get("privacy") or {}).get(EPSILON)
+    return Cell(math.nan, text="∞") if value is None else Cell(value, text=f"{value:.2f}")
