@@ -52,6 +52,15 @@ def pcp_root(tmp_path_factory):
     return tiny_runs.folder(tmp_path_factory.mktemp("pcp") / "root")
 
 
+@pytest.fixture(scope="session")
+def ct_root(tmp_path_factory):
+    """Synthetic CT slices of 16x16 pixels of five clients, a test set and an attacker's own, read only."""
+    from fedjax_seg.synthesis.ct import ct
+
+    sizes = {"clients": (10, 8, 8, 5, 5), "test": 6, "shadow": 20}
+    return str(ct(tmp_path_factory.mktemp("ct") / "root", size=16, **sizes))
+
+
 @pytest.fixture
 def no_figures(monkeypatch):
     """Runs of this process draw nothing: pictures are half of the time of a tiny run, and have tests of their own."""

@@ -11,11 +11,12 @@ sample   writes a data set of a trained model, a picture of it, and how near it 
 Every command lists its options with --help. Exit codes: 0 done, 1 bad input (one line on stderr), 130 interrupted.
 """
 
+import ast
 import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from absl import flags
 
@@ -80,7 +81,9 @@ def _asked(command: str, maker: Callable[..., Any], words: Sequence[str], skip: 
         raise checks.UserError(" ".join(str(error).split())) from None
     if len(rest) > 1:
         raise checks.UserError(f"{rest[1]!r}: not a flag; write --option=value")
-    given = {name: _value(name, values[name].value, kinds[name]) for name in options}
+    given = {
+        n: _value(n, values[n].value, kinds[n]) if values[n].present else default for n, default in options.items()
+    }
     if "out" in options:
         given["folder"] = given.pop("out")
         if not given["folder"]:
@@ -94,18 +97,23 @@ def _plain(kind: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    """As it is written on the command line: a tuple with commas, nested ones as Python."""
+    flat = isinstance(value, tuple) and not any(isinstance(part, tuple) for part in value)
+    return ",".join(map(str, value)) if flat else str(value)
 
 
 def _value(name: str, value: Any, kind: Any) -> Any:
     """'100,50' of a tuple option as a tuple of its element type; anything else as it is."""
     elements = get_args(kind)
-    if not (isinstance(value, str) and elements and getattr(kind, "__origin__", None) is tuple):
+    if not isinstance(value, str) or get_origin(kind) not in (tuple, Sequence):
         return value
     try:
+        if get_args(elements[0]):
+            return tuple(ast.literal_eval(f"({value},)")) if value else ()
         return tuple(elements[0](part.strip()) for part in value.strip("()").split(",") if part.strip())
-    except ValueError:
-        raise checks.UserError(f"--{name}: {value!r} given, {elements[0].__name__}s with commas expected") from None
+    except (ValueError, SyntaxError):
+        plain = getattr(elements[0], "__name__", "value") if not get_args(elements[0]) else "tuple"
+        raise checks.UserError(f"--{name}: {value!r} given, {plain}s with commas expected") from None
 
 
 def main(argv: Sequence[str]) -> int:

@@ -22,8 +22,7 @@ _BRANCHES, _POINTS = 40, 9  # vessels of a lung or of half the liver, and the sp
 # The random numbers of a patient: uniform and normal ones.
 UNIFORM = {
     "patient": (6,),
-    "chest": (len(ct_organs.CHEST), ct_organs.RANDOM),
-    "belly": (len(ct_organs.BELLY), ct_organs.RANDOM),
+    "organs": (len(ct_organs.ORGANS), ct_organs.RANDOM),
     "skeleton": (len(ct_organs.SKELETON), ct_organs.RANDOM),
     "ribs": (ct_organs.RIBS, 3),
     "vessels": (2, 5, _BRANCHES),
@@ -123,7 +122,7 @@ def fields(at: Grid, level: Array, person: Patient) -> Fields:
 
 def blocked(at: Grid, level: Array, person: Patient) -> Array:
     """Distance to the nearest organ that is painted over the liver, at any places."""
-    table = ct_organs.rows(ct_organs.BELLY, level, person.agent, person.uniform["belly"])
+    table = ct_organs.rows(ct_organs.ORGANS, level, person.agent, person.uniform["organs"])
     cx, cy, a, b, turn = (table[:, i, None, None] for i in range(5))
     return jnp.where(a > 1e-3, ellipse(at.x, at.y, cx, cy, a, b, turn), 1.0).min(0)
 
@@ -171,20 +170,16 @@ def draw(person: Patient, level: Array, size: int) -> Slice:
     hu = hu + muscle * (55.0 + 6 * agent + 4 * fine - fibres - hu)
     hu = hu + cavity * (-85.0 + 55 * jnp.clip(0.4 * middle + 0.5 * fine - 0.5, 0.0, 1.0) - hu)
     hu = hu + lung * (-862.0 + 45 * straight.y + 14 * coarse + 16 * fine + vessels * (880.0 + 60 * agent) - hu)
-    chest = ct_organs.rows(ct_organs.CHEST, level, agent, person.uniform["chest"])
-    hu, _ = paint(hu, bent, chest, person.stretch, 0.5, cavity * (1 - lung * 0.97))
     hu = hu + abdomen * (fat - hu)
     rim = coverage(jnp.abs(f.abdomen) - 0.007, soft) * cavity * ramp(level, 0.48, 0.52)
     hu = hu + rim * (45.0 - hu)  # diaphragm and peritoneum
     parenchyma = 60.0 + 48 * agent + 3 * middle + 2 * coarse
     hu = hu + liver * (parenchyma + vessels * jnp.where(agent > 0, 40 * agent, -12.0) - hu)
-    belly = ct_organs.rows(ct_organs.BELLY, level, agent, person.uniform["belly"])
-    hu, free = paint(hu, bent, belly, person.stretch, 0.5, abdomen)
+    organs = ct_organs.rows(ct_organs.ORGANS, level, agent, person.uniform["organs"])
+    hu, free = paint(hu, bent, organs, person.stretch, 0.5, cavity * (1 - lung * 0.97))
     bones, left = _bones(person, level, bent)
     hu = hu + (1 - left) * body * (bones * (1 + 0.10 * fine + 0.05 * middle) - hu)
-    canal = ct_organs.rows(ct_organs.CANAL, level, agent, jnp.full((1, ct_organs.RANDOM), 0.5))
-    hu, _ = paint(hu, bent, canal, person.stretch, 0.2)
-    return Slice(hu, body, lung, liver * free, _tissue(f, hu, bones * (1 - left), vessels))
+    return Slice(hu, body, lung, liver * free, _tissue(f, hu, bones, left, vessels))
 
 
 def _bones(person: Patient, level: Array, bent: Grid) -> tuple[Array, Array]:
@@ -223,7 +218,7 @@ def _couch(person: Patient, size: int) -> Array:
     return -1000.0 + (jnp.abs(at.x) < 0.66) * (60 * foam + 560 * shell)
 
 
-def _tissue(f: Fields, hu: Array, bones: Array, vessels: Array) -> Array:
+def _tissue(f: Fields, hu: Array, bones: Array, left: Array, vessels: Array) -> Array:
     """Codes where a pixel is clear of every edge, for tests and pictures."""
     code = jnp.full(hu.shape, -1, jnp.int8)
     for mark, where in (
@@ -233,5 +228,5 @@ def _tissue(f: Fields, hu: Array, bones: Array, vessels: Array) -> Array:
         (MUSCLE, (f.muscle < -0.02) & (f.cavity > 0.02)),
         (LIVER, (f.liver < -0.02) & (hu > 20)),
     ):
-        code = jnp.where(where & (bones < 1), jnp.int8(mark), code)
-    return jnp.where(bones > 395, jnp.int8(BONE), code)
+        code = jnp.where(where & (left > 0.99), jnp.int8(mark), code)
+    return jnp.where((bones > 395) & (left < 0.01), jnp.int8(BONE), code)

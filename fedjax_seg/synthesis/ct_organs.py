@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 # Heart, great vessels, airways and gullet, painted in this order.
-CHEST = (
+_CHEST = (
     Part(-0.13, -0.20, 0.05, 0.035, 0.5, agent=110, end=0.16),
     Part(0.03, -0.06, 0.19, 0.075, 0.55, agent=150, end=0.17),
     Part(-0.07, -0.15, 0.09, 0.085, agent=150, start=0.12, end=0.42),
@@ -67,12 +67,12 @@ CHEST = (
     Part(0.0, 0.05, 0.055, 0.050, hu=-980, end=0.24, slope=0.05, shell=0.011, shell_hu=45),
     Part(-0.10, 0.06, 0.050, 0.036, 0.5, hu=-970, start=0.18, end=0.38, shell=0.011, shell_hu=40),
     Part(0.12, 0.07, 0.048, 0.034, -0.4, hu=-970, start=0.18, end=0.38, shell=0.011, shell_hu=40),
-    Part(0.025, 0.11, 0.034, 0.026, hu=-200, drift=0.03, shell=0.020, shell_hu=42),
-    Part(-0.06, 0.165, 0.018, 0.018, agent=110),
-    Part(0.115, 0.155, 0.066, 0.064, agent=150, start=0.08, drift=-0.05),
+    Part(0.025, 0.11, 0.034, 0.026, hu=-200, end=0.72, drift=0.03, shell=0.020, shell_hu=42),
+    Part(-0.06, 0.165, 0.018, 0.018, agent=110, end=0.72),
+    Part(0.115, 0.155, 0.066, 0.064, agent=150, start=0.08, end=0.67, slope=0.05, drift=-0.05),
 )
-# Spleen, stomach, pancreas, gall bladder, kidneys, muscles along the spine, vessels, bowel.
-BELLY = (
+# Then spleen, stomach, pancreas, gall bladder, kidneys, muscles along the spine, vessels, bowel.
+_BELLY = (
     Part(0.555, 0.12, 0.135, 0.250, 0.30, hu=52, agent=62, start=0.60, end=1.10, slope=0.14),
     Part(0.31, -0.11, 0.235, 0.190, -0.45, hu=30, start=0.60, end=1.04, slope=0.12, shell=0.018, shell_hu=45,
          shell_agent=30, spread=15),
@@ -112,6 +112,7 @@ BELLY = (
         )
     ),
 )  # fmt: skip
+ORGANS = (*_CHEST, *_BELLY)
 # Vertebra, breast bone, shoulder blades; the spinal canal comes last.
 SKELETON = (
     *(Part(s * 0.062, 0.335, 0.024, 0.050, hu=520, still=0.3) for s in (-1, 1)),
@@ -123,8 +124,8 @@ SKELETON = (
     *(Part(s * 0.56, 0.30, 0.165, 0.016, -s * 0.85, hu=620, end=0.32) for s in (-1, 1)),
     *(Part(s * 0.58, 0.40, 0.085, 0.014, -s * 0.15, hu=560, end=0.32) for s in (-1, 1)),
     *(Part(s * 0.675, 0.175, 0.040, 0.050, hu=200, end=0.32, shell=0.012, shell_hu=520) for s in (-1, 1)),
+    Part(0.0, 0.368, 0.052, 0.042, hu=38, soft=0.01, shell=0.016, still=0.0),
 )
-CANAL = (Part(0.0, 0.368, 0.052, 0.042, hu=38, soft=0.01, shell=0.016, shell_hu=0, still=0.0),)
 
 
 def rows(parts: tuple[Part, ...], level: Array, agent: Array, random: Array) -> Array:

@@ -46,6 +46,8 @@ class Memorisation(NamedTuple):
       p: chance that so many samples lie below it if they are as new as the reference slices.
       ratio: median distance of the samples over that of the reference.
       copies, reference_copies: shares of slices three times nearer to one training slice than to any other patient's.
+      copies_p: chance of so many among the samples rather than the reference (Fisher's exact test).
+      clear: number of such samples that are also three times nearer than the nearest reference slice.
       verdict: all that in words.
     """
 
@@ -57,6 +59,8 @@ class Memorisation(NamedTuple):
     ratio: float
     copies: float
     reference_copies: float
+    copies_p: float
+    clear: int
     verdict: str
     pairs: np.ndarray  # [2, pairs, H, W]; the samples nearest to a training slice, and those slices
 
@@ -76,7 +80,8 @@ def check(
       that are smoother than real slices lie nearer to everything, without any copy among them.
     * Copies: a sample three times nearer to one training slice than to all those of other patients (Yoon et al. 2023,
       "Diffusion probabilistic models generalize when they fail to memorize", section 3: nearest and second nearest).
-      Whatever makes samples smooth moves both distances.
+      Whatever makes samples smooth moves both distances. They are called copies where there are significantly more
+      of them than among the reference slices, or where one is three times nearer than any reference slice.
 
     Args:
       samples, training, held_out: float [n, H, W, 1] in [-1, 1], of one size. Without held-out slices the reference is
@@ -103,27 +108,38 @@ def check(
     count = int(np.sum(own.distance < threshold))
     p = float(stats.betabinom(m, k, n + 1 - k).sf(count - 1))
     ratio = float(np.median(own.distance) / max(np.median(reference.distance), 1e-12))
-    copies, usual = float(np.mean(own.copies)), float(np.mean(reference.copies))
+    found, usual = int(own.copies.sum()), int(reference.copies.sum())
+    copies_p = float(stats.fisher_exact([[found, m - found], [usual, n - usual]], alternative="greater").pvalue)
+    clear = int(np.sum(own.copies & (own.distance < REPEATED * reference.distance.min())))
     closest = np.argsort(own.distance / np.maximum(own.second, 1e-12))[:_PAIRS]
-    pairs = np.stack([samples[closest, ..., 0], training[own.row[closest], ..., 0]])
-    verdict = _verdict(kind, n, m, count, p, ratio, int(own.copies.sum()), copies, usual)
-    return Memorisation(own, reference, threshold, count / m, p, ratio, copies, usual, verdict, pairs)
-
-
-def _verdict(
-    kind: str, n: int, m: int, count: int, p: float, ratio: float, found: int, copies: float, usual: float
-) -> str:
     facts = (
         f"median distance to the nearest training slice {ratio:.2f} times that of {n} {kind};"
         f" {count} of {m} samples ({count / m:.1%}) nearer than the nearest 1 % of those (p = {p:.2g});"
-        f" {found} ({copies:.1%}) three times nearer to one slice than to any other patient's"
-        f" (of the {kind}: {usual:.1%})"
+        f" {found} ({found / m:.1%}) three times nearer to one slice than to any other patient's"
+        f" (of the {kind}: {usual / n:.1%}, p = {copies_p:.2g})"
     )
-    if found and copies > usual:
-        return f"memorisation: COPIES of training slices are likely: {facts}"
+    return Memorisation(
+        samples=own,
+        reference=reference,
+        threshold=threshold,
+        nearer=count / m,
+        p=p,
+        ratio=ratio,
+        copies=found / m,
+        reference_copies=usual / n,
+        copies_p=copies_p,
+        clear=clear,
+        verdict=f"memorisation: {_verdict(p, copies_p, clear)}: {facts}",
+        pairs=np.stack([samples[closest, ..., 0], training[own.row[closest], ..., 0]]),
+    )
+
+
+def _verdict(p: float, copies_p: float, clear: int) -> str:
+    if copies_p < SIGNIFICANT or clear:
+        return "COPIES of training slices are likely"
     if p < SIGNIFICANT:
-        return f"memorisation: nearer to training than new slices are, but no copies (too smooth, or overfit): {facts}"
-    return f"memorisation: no sign of it: {facts}"
+        return "nearer to training than new slices are, but no copies (too smooth, or overfit)"
+    return "no sign of it"
 
 
 def _reduced(x: np.ndarray) -> np.ndarray:
@@ -160,7 +176,7 @@ def save(folder: Path, found: Memorisation, *, pairs: bool) -> Path:
     Args:
       pairs: whether the figure shows training slices beside the samples nearest to them; not for real patients.
     """
-    numbers = {k: v for k, v in found._asdict().items() if isinstance(v, float | str)}
+    numbers = {k: v for k, v in found._asdict().items() if isinstance(v, float | int | str)}
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(("group", "slice", "distance", "training_row", "distance_other_patient"))
