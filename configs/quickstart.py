@@ -12,12 +12,12 @@ from fedjax_seg import config as configuration
 def get_config():
     c = configuration.base()
     c.label, c.group = "FedAvg", "synthetic CT"
-    c.rounds, c.eval_every, c.eval_batch, c.batch_size, c.seeds = 12, 2, 40, 8, (0,)
-    c.synthesis = configuration.slot("synthesis", "ct", size=48, clients=(40, 40, 40, 20, 20), test=60, shadow=80)
+    c.rounds, c.eval_every, c.eval_batch, c.batch_size, c.seeds = 16, 4, 40, 8, (0,)
+    c.synthesis = configuration.slot("synthesis", "ct", size=48, clients=(100, 100, 100, 50, 50), test=60, shadow=100)
     c.data = configuration.slot("data", "tfds", root="")
-    c.model = configuration.slot("model", "unet", width=8, norm="batch")
+    c.model = configuration.slot("model", "unet", width=12, norm="batch")
     c.task = configuration.slot("task", "segmentation", loss="both")
-    c.client = configuration.slot("client", "local_sgd", lr=0.1, momentum=0.9, weight_decay=1e-4)
+    c.client = configuration.slot("client", "local_sgd", lr=0.05, momentum=0.9, weight_decay=1e-4)
     c.aggregator = configuration.slot("aggregator", "weighted_mean")
-    c.attack = configuration.slot("attack", "membership", count=64)
+    c.attack = configuration.slot("attack", "membership", count=160)
     return c

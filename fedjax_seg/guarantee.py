@@ -91,7 +91,7 @@ def _text(mechanism: Any, config: ml_collections.ConfigDict, epsilon: float | No
     delta = max(row["delta"] for row in rows)
     text = (
         f"DP-SGD, {mechanism.unit} level ({mechanism.adjacency}), {scale}: epsilon {epsilon:.2f} at delta {delta:.3g}"
-        f" for a {mechanism.unit} of the worst client over {config.rounds} rounds. Rests on: {rows[0]['rests_on']}."
+        f" for every {mechanism.unit} of the worst client over {config.rounds} rounds. Rests on: {rows[0]['rests_on']}."
     )
     return text + (
         "\n\nThe guarantee is about the models that leave the clients. It does not cover what a simulation sees beside"

@@ -140,6 +140,7 @@ def images2d(
         "name": "images2d",
         "generator": str(origin.get("generator") or origin.get("name") or reporting.NO_GENERATOR),
         "generator_facts": origin,
+        "synthetic": origin.get("synthetic") is True,  # no image is, or is made from, a patient's: may be shown
         "target": target,
         "input": options.input_text(look),
         "windowed": bool(window),

@@ -63,6 +63,7 @@ def assemble(
         classes=CLASSES,
         about={
             "generator": about.get("generator", "not stated"),
+            "synthetic": about.get("synthetic") is True,  # no slice is, or is made from, a patient's: may be shown
             "generated": dict(about),
             **how,
             "image_size": list(shapes[order[0]]),

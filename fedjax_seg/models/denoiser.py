@@ -107,13 +107,13 @@ def _check_size(shape: tuple[int, ...], multiple: int) -> None:
         )
 
 
-def denoiser(*, width: int = 32, depth: int = 2, patch: int = 2, clients: int = 1, conv: str = "auto") -> Denoiser:
+def denoiser(*, width: int = 16, depth: int = 3, patch: int = 1, clients: int = 1, conv: str = "auto") -> Denoiser:
     """A U-Net with FiLM blocks: `depth` times halved, one block per level and direction, two in the middle.
 
     Source: Ho et al. 2020 (U-Net, group norm, sine embedding) and Dhariwal and Nichol 2021 (adaptive group norm), much
     smaller and without attention. The mask is a second input channel, the client a row added to the time embedding.
-    Pixels are first gathered into patches (Hoogeboom et al. 2023, "simple diffusion", section 2.3): with patch 2 the
-    full size costs a quarter.
+    With patch 2, pixels are first gathered into patches, so that the full size costs a quarter (Hoogeboom et al. 2023,
+    "simple diffusion").
 
     Args:
       width: channels at the first level; doubled at every level.

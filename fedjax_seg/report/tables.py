@@ -134,13 +134,13 @@ def cross_site_table(run: Run, metric: str = "accuracy", prefix: str = "train_")
 
 
 def cohort_table(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> Table:
-    """Cases per site and class, with the share of each class, and the total.
+    """Cases per site and kind (class, role, ...), with the share of each kind, and the total.
 
     Source: FedHAvg, Table 1.
 
     Args:
-      counts: {site: {class name: cases}} in the order of the rows.
-      classes: the class names in the order of the columns.
+      counts: {site: {kind: cases}} in the order of the rows.
+      classes: the kinds in the order of the columns.
     """
     table = {site: [row.get(c, 0) for c in classes] for site, row in counts.items()}
     if len(table) > 1:
@@ -152,7 +152,7 @@ def cohort_table(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
         texts = [f"{k}{share}" for k, share in zip(numbers, shares)]
         rows.append((Cell(total, text=str(total)), *(Cell(k, text=t) for k, t in zip(numbers, texts))))
     columns = tuple(("", name) for name in ("Total", *classes))
-    caption = "Cases per site and class, with the share of the class at the site."
+    caption = "Cases per site and kind, with the kind's share of the site."
     return Table(caption, "Site", columns, tuple(table), tuple(rows), ("",) * len(columns))
 
 

@@ -60,7 +60,7 @@ def parse(argv: Sequence[str]) -> Asked:
 
 def _asked(command: str, maker: Callable[..., Any], words: Sequence[str], skip: set[str]) -> Asked:
     """The flags of a command are the options of its function, and --out is its folder."""
-    kinds = get_type_hints(maker)
+    kinds = {name: _plain(kind) for name, kind in get_type_hints(maker).items()}
     options = checks.options(maker, skip={"folder", *skip})
     if "folder" in checks.parameters(maker):
         options, kinds = {"out": "", **options}, kinds | {"out": str}
@@ -71,7 +71,7 @@ def _asked(command: str, maker: Callable[..., Any], words: Sequence[str], skip: 
         raise SystemExit(0)
     values = flags.FlagValues()
     for name, default in options.items():
-        define = _NUMBERS.get(_plain(kinds[name]), flags.DEFINE_string)
+        define = _NUMBERS.get(kinds[name], flags.DEFINE_string)
         text = define is flags.DEFINE_string
         define(name, _text(default) if text and default is not None else default, "", flag_values=values)
     flags.DEFINE_boolean("traceback", False, "", flag_values=values)
@@ -92,8 +92,8 @@ def _asked(command: str, maker: Callable[..., Any], words: Sequence[str], skip: 
 
 
 def _plain(kind: Any) -> Any:
-    """int of `int | None`; a type that is no union as it is."""
-    return next((k for k in get_args(kind) if k in _NUMBERS), kind) if type(None) in get_args(kind) else kind
+    """The type that an option has where it is not None."""
+    return next(k for k in get_args(kind) if k is not type(None)) if type(None) in get_args(kind) else kind
 
 
 def _text(value: Any) -> str:

@@ -60,6 +60,7 @@ def ct(
             sizes[name] = n
     about = {
         "generator": GENERATOR,
+        "synthetic": True,
         "seed": seed,
         "size": size,
         "slices": sizes,

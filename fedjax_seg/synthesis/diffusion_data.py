@@ -12,6 +12,7 @@ from fedjax_seg.data import federated, records
 from fedjax_seg.data.images2d import images2d
 
 TABLE = "metadata.csv"
+SOFT_TISSUE = (40.0, 400.0)  # as data.records.tfds
 
 
 class Unit(NamedTuple):
@@ -59,14 +60,15 @@ class TrainingSlices(NamedTuple):
 
 
 def read(
-    root: str, *, size: int, window: tuple[float, ...], clients: tuple[str, ...], held_out: float
+    root: str, *, size: int, window: tuple[float, ...] | None, clients: tuple[str, ...], held_out: float
 ) -> TrainingSlices:
     """The training slices of a data set in TFDS form, or of a folder of images and masks with metadata.csv.
 
     Args:
       root: the folder.
       size: pixels per side.
-      window: (centre, width) in HU that becomes [-1, 1]; () = the full range of unsigned images.
+      window: (centre, width) in HU that becomes [-1, 1]; () = the full range of unsigned images; None = (40, 400) for
+        data in TFDS form (unless they are unsigned), () for a folder of images.
       clients: which of them, () = all (an external test set and an attacker's slices are never used).
       held_out: share of the patients of each client that stays out of training, in [0, 0.9].
 
@@ -76,10 +78,12 @@ def read(
     if not root:
         raise checks.UserError("data: no folder given; name a data set in TFDS form, or a folder with metadata.csv")
     if (Path(root).expanduser() / TABLE).is_file():
+        window = window or ()
         data = images2d(root=root, size=(size, size), window=window, test_share=held_out, sites=clients)
         eight = all(kind.startswith("8-bit") for kind in data.about["kinds"])
         unit = _unit(window, "uint8" if eight else "uint16")
     else:
+        window = SOFT_TISSUE if window is None else window
         data = records.tfds(root=root, window=window, size=size, test_share=held_out)
         dtype = _stored_type(records.find(root))
         unit = _unit(() if np.dtype(dtype).kind == "u" else window, dtype)

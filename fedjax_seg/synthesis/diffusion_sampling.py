@@ -143,9 +143,9 @@ def clients_of(split: str, numbers: np.ndarray, clients: int) -> np.ndarray:
 
 
 def _stream(split: str) -> int:
-    return {records.TEST: 0, records.SHADOW: 1}.get(split) or (
-        0 if split == records.TEST else 1 + int(split.rpartition("_")[2])
-    )
+    """A number of its own for every split."""
+    fixed = {records.TEST: 0, records.SHADOW: 1}
+    return fixed[split] if split in fixed else 1 + int(split.rpartition("_")[2])
 
 
 def draw(
@@ -182,7 +182,7 @@ def images(
 ) -> np.ndarray:
     """float32 [n, H, W, 1] in [-1, 1] for masks uint8 [n, H, W] and clients int [n]; the noise is that of `numbers`."""
     key = jax.random.fold_in(jax.random.key(seed), _stream(split))
-    static = trained.options._replace(data="", clients=())
+    static = diffusion_training.compiled_for(trained.options)
     known = len(trained.facts["slices"])
     out = []
     for first in range(0, len(numbers), _CHUNK):

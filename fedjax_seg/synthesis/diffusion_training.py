@@ -37,7 +37,7 @@ class Options(NamedTuple):
 
     data: str  # folder
     size: int
-    window: tuple[float, ...]
+    window: tuple[float, ...] | None
     clients: tuple[str, ...]
     held_out: float
     width: int
@@ -69,6 +69,11 @@ class Trained(NamedTuple):
 
 def network(options: Options, clients: int) -> Any:
     return denoiser.denoiser(width=options.width, depth=options.depth, patch=options.patch, clients=clients)
+
+
+def compiled_for(options: Options) -> Options:
+    """The options without those that no compiled program depends on."""
+    return options._replace(data="", window=(), clients=(), held_out=0.0)
 
 
 def optimiser(rate: float) -> optax.GradientTransformation:
@@ -142,16 +147,16 @@ def train(
     *,
     data: str = "",
     workdir: str = "",
-    steps: int = 2000,
+    steps: int = 3000,
     minutes: float = 0.0,
     size: int = 64,
-    window: tuple[float, ...] = (40.0, 400.0),
+    window: tuple[float, ...] | None = None,
     clients: tuple[str, ...] = (),
     held_out: float = 0.1,
-    width: int = 32,
-    depth: int = 2,
-    patch: int = 2,
-    batch: int = 16,
+    width: int = 16,
+    depth: int = 3,
+    patch: int = 1,
+    batch: int = 8,
     rate: float = 1e-3,
     average: float = 0.999,
     seed: int = 0,
@@ -167,10 +172,12 @@ def train(
       steps: to train in all, those of earlier calls included.
       minutes: after so many this call stops, 0 = never.
       size: pixels per side; a multiple of patch * 2^depth, and a divisor of the stored size for data in TFDS form.
-      window: (centre, width) in HU that the model sees; what lies outside is clipped. () = images that are no HU.
+      window: (centre, width) in HU that the model sees; what lies outside is clipped. () = the full range of images
+        that are no HU; None = (40, 400) for data in TFDS form, () for a folder of images.
       clients: names, () = all; the model is told the client of every slice, so that samples keep its profile.
       held_out: share of each client's patients kept out of training, for the memorisation check.
-      width, depth, patch: of the network (models/denoiser.py).
+      width, depth, patch: of the network (models/denoiser.py). At 64 pixels a step of the default costs 0.18 s of one
+        core, one of (32, 2, 2) 0.10 s; in equal time the default reaches the lower loss, and its tumours are sharper.
       batch, rate: slices per step and learning rate.
       average: most weight that the running average of the parameters gives to its past.
       seed: of everything.
@@ -180,7 +187,19 @@ def train(
     """
     options = Options(
         os.path.abspath(os.path.expanduser(data)) if data else "",
-        *(size, tuple(window), tuple(clients), held_out, width, depth, patch, batch, rate, average, seed),
+        *(
+            size,
+            None if window is None else tuple(window),
+            tuple(clients),
+            held_out,
+            width,
+            depth,
+            patch,
+            batch,
+            rate,
+            average,
+            seed,
+        ),
     )
     _check(options, workdir, steps, minutes)
     slices = diffusion_data.read(data, size=size, window=options.window, clients=options.clients, held_out=held_out)
@@ -233,10 +252,9 @@ def _run(
 ) -> Path:
     begun = saved = time.monotonic()
     before = float(trained.losses[-1, 2]) if len(trained.losses) else 0.0
-    step = int(trained.state.step)
+    step, options = int(trained.state.step), compiled_for(trained.options)
     while step < steps and time.monotonic() - begun < limit:
         count = min(_CHUNK - step % _CHUNK, steps - step)
-        options = trained.options._replace(data="", clients=())  # what the program does not depend on
         state, value = advance(trained.state, jnp.int32(count), *arrays, options=options, clients=clients)
         step, value = step + count, float(value)
         if not np.isfinite(value):

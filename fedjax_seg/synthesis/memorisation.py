@@ -79,7 +79,7 @@ def check(
       the k-th smallest of n reference distances is beta-binomial (m, k, n + 1 - k): `p` is its upper tail. Samples
       that are smoother than real slices lie nearer to everything, without any copy among them.
     * Copies: a sample three times nearer to one training slice than to all those of other patients (Yoon et al. 2023,
-      "Diffusion probabilistic models generalize when they fail to memorize", section 3: nearest and second nearest).
+      "Diffusion probabilistic models generalize when they fail to memorize": nearest against second nearest).
       Whatever makes samples smooth moves both distances. They are called copies where there are significantly more
       of them than among the reference slices, or where one is three times nearer than any reference slice.
 
@@ -202,10 +202,10 @@ def _figure(found: Memorisation, pairs: bool) -> Any:
         axis = chart.subplots()
     both = [found.reference.distance, found.samples.distance]
     edges = np.linspace(0, max(d.max() for d in both) * 1.02 + 1e-9, 41).tolist()
-    for distance, name, colour in zip(both, ("real slices, not trained on", "samples"), ("#0072B2", "#D55E00")):
+    for distance, name, colour in zip(both, ("slices of the data set (reference)", "samples"), ("#0072B2", "#D55E00")):
         weights = np.full(len(distance), 1 / len(distance))
         axis.hist(distance, edges, weights=weights, histtype="step", color=colour, label=name, linewidth=1.4)
-    axis.axvline(found.threshold, color="#000000", linestyle=":", label="nearest 1 % of the real ones")
+    axis.axvline(found.threshold, color="#000000", linestyle=":", label="nearest 1 % of the reference")
     axis.set_xlabel(f"distance to the nearest training slice (RMS at {SIDE} pixels per side, 1 = half of the window)")
     axis.set_ylabel("share of slices")
     axis.legend(frameon=False)

@@ -1,4 +1,4 @@
-"""FedOnco-Bench's config at its smallest: every method runs, is attacked and accounted, and a killed run is the same run."""
+"""FedOnco-Bench at its smallest: every method runs, is attacked and accounted; a killed run is the same run."""
 
 import csv
 import json
@@ -9,7 +9,7 @@ import pytest
 from tiny_runs import METRICS, ROOT, assert_same_run, rows
 
 from fedjax_seg import config as configuration
-from fedjax_seg import experiment
+from fedjax_seg import experiment, tasks
 from fedjax_seg.core.checks import UserError
 from fedjax_seg.report import runs, sweep_report
 
@@ -46,6 +46,25 @@ def done(ct_root, tmp_path_factory):
         return kept[method]
 
     return run
+
+
+def test_the_default_is_what_the_paper_prints():
+    c = configuration.load(CONFIG)
+    assert (c.rounds, c.local_epochs, c.batch_size, len(c.seeds)) == (100, 1, 16, 3)
+    assert (c.client.lr, c.client.schedule, c.client.schedule_decay, c.client.schedule_every) == (0.01, "step", 0.1, 70)
+    assert (c.client.momentum, c.client.weight_decay, c.task.loss) == (0.9, 1e-4, "cross_entropy")
+    assert c.synthesis.clients == (1000, 1000, 1000, 500, 500) and c.data.test_share == 0.2
+    assert (c.synthesis.size, c.synthesis.test, c.synthesis.shadow, c.attack.count) == (256, 1000, 1000, 1000)
+    assert (c.augment.name, c.secure_sum.name, c.model.norm) == ("none", "assumed", "batch")
+    assert c.grid == tuple(f"paper,{m}" for m in ("fedavg", "fedprox", "fedbn", "dp_sgd", "centralised", "local"))
+    private, pooled = configuration.load(CONFIG, "dp_sgd"), configuration.load(CONFIG, "centralised")
+    assert (private.client.noise_multiplier, private.client.clip, private.model.norm) == (1.2, 1.0, "group")
+    assert private.batch_sampling == "poisson" and pooled.local_epochs * pooled.rounds == 500
+    assert configuration.load(CONFIG, "fedprox").client.mu == 0.01
+    task = tasks.make(model=dict(c.model), **c.task)
+    batch = {"x": jax.ShapeDtypeStruct((1, 32, 32, 1), "float32"), "mask": None}
+    shapes = jax.eval_shape(task.init, jax.random.key(0), batch)
+    assert sum(x.size for x in jax.tree.leaves(shapes["params"])) == 1_231_466
 
 
 def values(summary, metric, split="test"):

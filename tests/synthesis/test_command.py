@@ -29,6 +29,7 @@ def test_flags_take_the_types_of_the_options():
     assert asked.run is diffusion_training.train
     assert asked.options["window"] == (-600.0, 1500.0) and asked.options["clients"] == ("GE", "SIEMENS")
     assert program.parse(["", "train", "--window="]).options["window"] == ()
+    assert program.parse(["", "train"]).options["window"] is None
     asked = program.parse(["", "write", "--name=ct", "--out=o", "--clients=8,4", "--size=32"])
     assert asked.options["clients"] == (8, 4) and asked.options["size"] == 32
     asked = program.parse(["", "write", "--name=connectomes", "--out=o", "--awkward"])
@@ -74,7 +75,7 @@ def test_a_mistake_is_one_line(words, message, capsys, tmp_path, monkeypatch):
     "words, shown",
     [
         (("--help",), "python -m fedjax_seg.synthesis train --data=DIR"),
-        (("train", "--help"), "--window=40.0,400.0"),
+        (("train", "--help"), "--window=None"),
         (("sample", "--help"), "--clients=200,200,200,100,100"),
         (("write", "--help"), "names: connectomes, ct"),
         (("write", "--name=ct", "--help"), "--slices_per_patient=1"),

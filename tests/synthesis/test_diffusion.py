@@ -268,6 +268,9 @@ def test_a_folder_of_real_images(tmp_path):
         lines.append(f"i{i}.png,m{i}.png,{'AB'[i % 2]},p{i}")
     (tmp_path / "metadata.csv").write_text("\n".join(lines))
     got = diffusion_data.read(str(tmp_path), size=8, window=(), clients=("B",), held_out=0.25)
+    np.testing.assert_array_equal(  # and it is the default of a folder of images
+        got.x, diffusion_data.read(str(tmp_path), size=8, window=None, clients=("B",), held_out=0.25).x
+    )
     assert got.real and got.clients == ("B",) and got.unit == diffusion_data.Unit(0.0, 255.0, "uint8")
     assert (len(got.train), len(got.held_out)) == (3, 1) and -1 <= got.x.min() < got.x.max() <= 1
 
