@@ -24,7 +24,7 @@ The default is `paper`; it wants a GPU: 200 steps a round of a 1.2 M parameter U
   fedper, scaffold, fednova   beyond the paper: personal last layer, control variates, normalised averaging
 As printed: batch 16, 1 local epoch, SGD .01 (x .1 at round 70), momentum .9, weight decay 1e-4, cross entropy, no
 augmentation, 80/20 per client, secure sum assumed. Where `small`, `ci` and `lidc` differ, since they take a fraction of
-the paper's steps: cross entropy + soft Dice, batch 8, a larger rate (x .1 after 80 % of the rounds), pooled training for
+the paper's steps: cross entropy + soft Dice, batch 8, rate .05 (x .1 after 80 % of the rounds), pooled training for
 twice the epochs. `lidc` sets 25 % of the patients aside for the attacker.
 
 What the paper leaves open, and what is done here: its generator is a diffusion model "akin to DiffGuard" and is not

@@ -12,7 +12,7 @@ from fedjax_seg import config as configuration
 def get_config():
     c = configuration.base()
     c.label, c.group = "FedAvg", "synthetic CT"
-    c.rounds, c.eval_every, c.eval_batch, c.batch_size, c.seeds = 16, 4, 40, 8, (0,)
+    c.rounds, c.eval_every, c.eval_batch, c.batch_size, c.seeds = 28, 4, 40, 8, (0,)
     c.synthesis = configuration.slot("synthesis", "ct", size=48, clients=(100, 100, 100, 50, 50), test=60, shadow=100)
     c.data = configuration.slot("data", "tfds", root="")
     c.model = configuration.slot("model", "unet", width=12, norm="batch")

@@ -93,7 +93,7 @@ def _result_text(result: Mapping[str, Any], sites: Sequence[str]) -> str:
 def _result_tables(run: Run, sites: Sequence[str], shown: Sequence[str]) -> list[Table]:
     if run.summary["protocol"] == "cross_site":
         return [tables.cross_site_table(run)]
-    return [tables.site_table([run], shown, sites)]
+    return [tables.run_table(run, shown, sites)]
 
 
 def _course(run: Run, folder: Path, sites: Sequence[str], shown: Sequence[str]) -> list[tuple[Path, str]]:

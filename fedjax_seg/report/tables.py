@@ -10,6 +10,9 @@ from fedjax_seg.core.checks import UserError
 from fedjax_seg.report.runs import Run, replicas_of, values_of
 from fedjax_seg.report.writer import csv_text
 
+_ABBREVIATIONS = ("asd", "hc")
+SUMMARIES = {"mean_of_sites": "mean of sites", "worst_site": "worst site", "pooled": "pooled cases"}
+
 
 class Cell(NamedTuple):
     """mean and sample standard deviation (None where not defined) of n values; `text` replaces the printed numbers."""
@@ -98,6 +101,34 @@ def site_table(
     return Table(caption, "Method", tuple(columns), labels, tuple(cells), tuple(directions))
 
 
+def run_table(run: Run, metrics: Sequence[str], sites: Sequence[str]) -> Table:
+    """One run: sites, external ones last, then their mean, the worst and the pooled cases, by metric.
+
+    Beside the metrics stand the counts that the task keeps (such as n_missed, lesions not found at all), as means over
+    replicas, and how many cases a replica has there.
+    """
+    counts = [m for m, (direction, _) in run.summary["metrics"].items() if not direction]
+    results = [r for r in run.summary["results"] if r["split"] == "test"]
+    names = {s: f"{s} (external)" if s in run.summary.get("external", ()) else s for s in sites} | SUMMARIES
+    found = {s: [r for r in results if r["site"] == s] for s in names}
+    cells = []
+    for site in (s for s in names if found[s]):
+        row = [summarise(r["value"] for r in found[site] if r["metric"] == m) for m in metrics]
+        for m in counts:
+            mean = summarise(r["value"] for r in found[site] if r["metric"] == m).mean
+            row.append(Cell(mean, text="-" if site in ("mean_of_sites", "worst_site") else f"{mean:g}"))
+        n = max((r["n"] for r in found[site]), default=0)
+        row.append(Cell(n, text=f"{n} sites" if site in ("mean_of_sites", "worst_site") else str(n)))
+        cells.append(tuple(row))
+    labels = tuple(names[s] for s in names if found[s])
+    caption = (
+        f"Test results of the last round. {_spread(cells)} The last three rows leave external sites out; definitions:"
+        " at the end."
+    )
+    columns = tuple(("", m) for m in (*metrics, *counts, "cases"))
+    return Table(caption, "Site", columns, labels, tuple(cells), ("",) * len(columns))
+
+
 def _spread(cells: Sequence[Sequence[Cell]]) -> str:
     n = max((c.n or 0 for row in cells for c in row), default=0)
     return (
@@ -158,7 +189,8 @@ def cohort_table(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
 
 def cohort_tables(rows: Iterable[Mapping[str, Any]]) -> list[Table]:
     """The cohort table of rows {'site', 'total', class: cases, ...}; none where there are no rows."""
-    counts = {row["site"]: {k.upper(): n for k, n in row.items() if k not in ("site", "total")} for row in rows}
+    named = lambda kind: kind.upper() if kind in _ABBREVIATIONS else kind
+    counts = {row["site"]: {named(k): n for k, n in row.items() if k not in ("site", "total")} for row in rows}
     return [cohort_table(counts, list(next(iter(counts.values()))))] if counts else []
 
 

@@ -27,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 import torch_fedhavg as reference  # noqa: E402
+from machine_load import BUSY, Load  # noqa: E402
 
 from configs import fedhavg_abide  # noqa: E402
 from fedjax_seg import config as configuration  # noqa: E402
@@ -36,7 +37,6 @@ from fedjax_seg.federation import local_batches, replicas, round  # noqa: E402
 from fedjax_seg.main import prepare_jax  # noqa: E402
 
 TRAIN, TEST, FEATURES = (130, 83, 58, 40), (33, 21, 14, 10), 6105
-BUSY = 0.25  # cores used by other processes from which a sample counts as disturbed
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9}
 
 
@@ -203,29 +203,6 @@ def _gap(a: reference.State, b: reference.State, start: reference.State | None =
 
 
 # ---- speed ----
-
-
-class Load:
-    """Cores that others used (or that were stolen from the machine) while a block ran; None where not known."""
-
-    def __enter__(self) -> "Load":
-        self._before = self._now()
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        (busy0, own0, wall0), (busy1, own1, wall1) = self._before, self._now()
-        self.wall, self.cpu = wall1 - wall0, own1 - own0
-        known = busy0 is not None and busy1 is not None
-        self.others = max(0.0, (busy1 - busy0 - self.cpu) / self.wall) if known else None
-
-    @staticmethod
-    def _now() -> tuple[float | None, float, float]:
-        busy = None
-        if os.path.exists("/proc/stat"):
-            with open("/proc/stat") as file:
-                user, nice, system, _, _, irq, softirq, steal = map(int, file.readline().split()[1:9])
-            busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-        return busy, time.process_time(), time.monotonic()
 
 
 class Case(NamedTuple):

@@ -153,3 +153,16 @@ def test_cohort_table_is_table_1_of_the_paper():
     assert texts[3] == ["USM", "50", "31 (62.0 %)", "19 (38.0 %)"]
     assert texts[4] == ["Total", "389", "171 (44.0 %)", "218 (56.0 %)"]
     assert tables.to_csv(table).splitlines()[-1] == "Total,389,171,218"
+
+
+def test_a_runs_table_has_sites_summaries_counts_and_cases(make_run):
+    values = {"A": 0.5, "far": 0.9, "mean_of_sites": 0.5, "worst_site": 0.5, "pooled": 0.5}
+    rows = [result("f", s, site, "accuracy", v + s / 10, n=7) for s in (0, 1) for site, v in values.items()]
+    rows += [result("f", s, site, "n_missed", 2 + s, n=7) for s in (0, 1) for site in values]
+    run = read_run(make_run("x", rows, sites=("A", "far")))
+    summary = {**run.summary, "external": ["far"], "metrics": {"accuracy": ["max", ""], "n_missed": ["", ""]}}
+    table = tables.run_table(run._replace(summary=summary), ["accuracy"], ["A", "far"])
+    assert table.labels == ("A", "far (external)", "mean of sites", "worst site", "pooled cases")
+    assert [name for _, name in table.columns] == ["accuracy", "n_missed", "cases"]
+    assert [tables.cell_text(c, table) for c in table.cells[0]] == ["0.550 ± 0.071", "2.5", "7"]
+    assert [tables.cell_text(c, table) for c in table.cells[2]][1:] == ["-", "7 sites"]
