@@ -104,12 +104,16 @@ def _placeholder(annotation: Any) -> Any:
 
 
 def rename(c: ml_collections.ConfigDict, room: str, name: str) -> None:
-    """Puts another maker into a slot: options that both makers have stay, the others take the new maker's defaults.
+    """Puts another maker into a slot: options that both makers have, of the same type, stay; the others take the new
+    maker's defaults.
 
     A label names the rule that the config's file had chosen: another aggregator drops it.
     """
-    known = _options(room, name)
-    c[room] = slot(room, name, **{k: v for k, v in c[room].items() if k in known and k != "name"})
+    new = slot(room, name)
+    for key, value in c[room].items():
+        if key in new and key != "name" and new.get_type(key) is c[room].get_type(key):
+            new[key] = value
+    c[room] = new
     if room == "aggregator":
         c.label = ""
 

@@ -54,11 +54,11 @@ def pcp_root(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def ct_root(tmp_path_factory):
-    """Synthetic CT slices of 16x16 pixels of five clients, a test set and an attacker's own, read only."""
+    """Synthetic CT slices of 32x32 pixels of five clients, a test set and an attacker's own, read only."""
     from fedjax_seg.synthesis.ct import ct
 
     sizes = {"clients": (10, 8, 8, 5, 5), "test": 6, "shadow": 20}
-    return str(ct(tmp_path_factory.mktemp("ct") / "root", size=16, **sizes))
+    return str(ct(tmp_path_factory.mktemp("ct") / "root", size=32, **sizes))
 
 
 @pytest.fixture
