@@ -41,7 +41,7 @@ class TrainingSlices(NamedTuple):
       train, held_out: int [*], rows; no patient is in both.
       clients: K names.
       spacing: mm per pixel (rows, columns), the median; None where not known.
-      real: True unless the data set names the generator that made it.
+      real: True unless the data set says of itself that it is synthetic (no slice is, or is made from, a patient's).
       facts: JSON-able, for the description of what is generated; 'digest' identifies the slices and their division.
     """
 
@@ -123,7 +123,7 @@ def _slices(
     spacing = data.arrays.get("spacing")
     about = data.about
     origin = str(about.get("generator") or "")
-    real = not (about.get("generated") or about.get("generator_facts"))
+    real = not about.get("synthetic")
     facts = {
         "digest": federated.digest(data),
         "generator": origin,

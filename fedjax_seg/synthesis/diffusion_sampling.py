@@ -126,6 +126,7 @@ def _about(trained: Trained, slices: TrainingSlices, how: Mapping[str, Any]) -> 
     options = {k: v for k, v in trained.options._asdict().items() if k not in ("data", "size", "held_out")}
     return {
         "generator": GENERATOR,
+        "synthetic": not slices.real,  # samples of a model of patients' slices may show a patient's: not shown unasked
         **how,
         "size": trained.options.size,
         "model": options | {"steps": int(trained.state.step), "parameters": diffusion_training.digest(trained)},

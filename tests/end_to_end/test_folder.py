@@ -84,7 +84,7 @@ def test_rows(run):
 def test_cases(run):
     with open(run / "per_case.csv", newline="") as file:
         table = list(csv.DictReader(file))
-    assert tuple(table[0]) == CASE_KEYS
+    assert tuple(table[0]) == (*CASE_KEYS, "label", "probability", "predicted", "correct", "loss")
     assert len(table) == len({row["case"] for row in table}) == 33  # two folds: every subject is tested once
     accuracy = {}
     for row in table:

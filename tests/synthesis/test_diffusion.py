@@ -52,7 +52,9 @@ def slices(tmp_path_factory):
         patient = [f"{split}_{i}" for i in range(n)]
         spacing = np.full((n, 2), 4.0, np.float32)
         splits[split] = {"image": image, "mask": mask, "patient": patient, "spacing": spacing}
-    return records.write(tmp_path_factory.mktemp("slices") / "d", splits, name="shapes", about={"generator": "shapes"})
+    return records.write(
+        tmp_path_factory.mktemp("slices") / "d", splits, name="shapes", about={"generator": "shapes", "synthetic": True}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +242,10 @@ def test_the_data_set_is_read_as_any_other(written, workdir, trained):
     assert got.about["generator"].startswith("ct diffusion")
     told = got.about["generated"]
     assert told["training_data"]["digest"] == trained.facts["digest"] and told["model"]["steps"] == 400
-    assert told["training_data"]["generated"] == {"generator": "shapes"} and not told["training_data"]["real"]
+    assert (
+        told["training_data"]["generated"] == {"generator": "shapes", "synthetic": True}
+        and not told["training_data"]["real"]
+    )
     assert (told["steps"], told["seed"], told["slices"]) == (20, 0, {"client_1": 9, "client_2": 4, "test": 5})
     assert str(workdir) not in json.dumps(told)  # nobody's folders in a data set that is handed on
     columns, _ = records.read(written)
@@ -305,7 +310,7 @@ def test_faults_are_one_line(slices, workdir, tmp_path, capsys):
 def test_other_data_than_in_training_are_refused(slices, workdir, tmp_path, capsys):
     columns, _ = records.read(slices)
     other = {name: {k: c[k] for k in ("image", "mask", "patient")} for name, c in columns.items()}
-    records.write(tmp_path / "d", other, name="shapes", about={"generator": "shapes"})
+    records.write(tmp_path / "d", other, name="shapes", about={"generator": "shapes", "synthetic": True})
     for words in (
         ("train", f"--data={tmp_path / 'd'}", f"--workdir={workdir}", *FLAGS),
         ("sample", f"--data={tmp_path / 'd'}", f"--workdir={workdir}", f"--out={tmp_path / 'o'}"),
