@@ -11,8 +11,8 @@ Words after the colon: a variant, and methods (all six where none is named).
   small    the same generator, 240/240/240/120/120 + 200 + 320         64x64    16           20      2
   ci       the same generator, 16/16/16/8/8 + 16 + 40                  32x32     4           2      1
   lidc     a folder of real slices, e.g. LIDC-IDRI by scanner vendor   64x64    16           15      2
-`small` takes 44 minutes for its six rows on two CPU cores and prints FedAvg .797, FedProx .789, FedBN .789, DP-SGD .186,
-centralised .854, local .637 (Dice on the external test set); `lidc` on LIDC-IDRI by vendor FedAvg .808 (mean of sites).
+`small` takes 44 minutes for its six rows on two CPU cores. Dice on the external test set: FedAvg .797, FedProx .789,
+FedBN .789, DP-SGD .186, centralised .854, local .637. `lidc` on LIDC-IDRI by vendor: FedAvg .808 (mean of sites).
 The default is `paper`; it wants a GPU: 200 steps a round of a 1.2 M parameter U-Net on 16 images of 256x256.
 
   method       what it is                                                     paper: Dice / CE / attack AUC
