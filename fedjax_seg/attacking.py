@@ -16,11 +16,11 @@ import numpy as np
 from fedjax_seg.assembly import Experiment, Preempted
 from fedjax_seg.attacks.membership import summary
 from fedjax_seg.core import checks
+from fedjax_seg.data import federated
 from fedjax_seg.federation import replicas, round
 from fedjax_seg.report.writer import storage_errors, write_atomic
 
 SHADOW = 1 << 20  # stream of the shadow models' starts
-LOSS, CLASSIFIER = "loss", "shadow"
 
 
 class Asked(NamedTuple):
@@ -64,7 +64,9 @@ def prepare(experiment: Experiment) -> Watch:
         seen = {int(s) for sites in origin for s in sites}
         asked.append([[p if k in seen else p[:0] for k, p in enumerate(side)] for side in (shadow.train, shadow.out)])
     width = max(_width(targets), _width(asked))
-    return Watch(_asked(targets, width), _asked(asked, width), _shadow_plan(plans, experiment.plan))
+    # In the shape of the target's plan: the same compiled program runs the shadow federation.
+    train, sizes = federated.padded(plans, least=experiment.plan.train.shape[2])
+    return Watch(_asked(targets, width), _asked(asked, width), experiment.plan._replace(train=train, train_sizes=sizes))
 
 
 def _width(pairs: Sequence[Any]) -> int:
@@ -81,17 +83,6 @@ def _asked(pairs: Sequence[Any], width: int) -> Asked:
             member[r, k, : len(ins)] = True
             valid[r, k, : len(ins) + len(outs)] = True
     return Asked(index, member, valid)
-
-
-def _shadow_plan(cases: Sequence[Sequence[np.ndarray]], plan: round.Plan) -> round.Plan:
-    """The plan of the shadow federation, in the shape of the target's: the same compiled program runs it."""
-    longest = max(plan.train.shape[2], *(len(p) for row in cases for p in row))
-    train = np.zeros((*plan.train.shape[:2], longest), np.int32)
-    sizes = np.array([[len(p) for p in row] for row in cases], np.int32)
-    for r, row in enumerate(cases):
-        for k, p in enumerate(row):
-            train[r, k, : len(p)] = p
-    return plan._replace(train=train, train_sizes=sizes)
 
 
 def observe(experiment: Experiment, state: Any, asked: Asked, train_sizes: Any) -> dict[str, np.ndarray]:
@@ -194,9 +185,7 @@ def _text(first: Mapping[str, Any], watch: Watch) -> str:
     unit = first["unit"]
     text = (
         f"Black-box attack on {first['members']} training and {first['non_members']} held-out {unit}s, matched by site;"
-        " the unit that is scored and resampled is the "
-        + unit
-        + ". Loss threshold: the lower the loss, the more a member."
+        f" the unit that is scored and resampled is the {unit}. Loss threshold: the lower the loss, the more a member."
     )
     if watch.shadow is not None:
         inside = int((watch.shadow.member[0] & watch.shadow.valid[0]).sum())

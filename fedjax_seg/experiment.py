@@ -91,34 +91,35 @@ def run(
         for line in (experiment.how.text, *experiment.data.summary, *promised.get("lines", ())):
             folder.log(line)
         # What the folder holds is looked at before anything in it changes.
-        state, position = _state(experiment, folder.path / "checkpoints")
+        digest = federated.digest(experiment.data)  # once: it reads every pixel
+        state, position = _state(experiment, folder.path / "checkpoints", digest)
         folder.rewind(position)
         folder.start()
         folder.write_json("config.json", configuration.plain(config))
-        folder.write_json("manifest.json", _manifest(experiment, argv))
+        folder.write_json("manifest.json", _manifest(experiment, argv, digest))
         for name, text in experiment.data.files.items():
             folder.write_text(name, text)
         if promised:
             folder.write_json("privacy.json", promised)
-        return _train(Going(experiment, folder, stop, watch, promised), state)
+        return _train(Going(experiment, folder, stop, watch, promised, digest), state)
 
 
-def _state(experiment: Experiment, saves: Path) -> tuple[FederatedState, dict[str, int]]:
+def _state(experiment: Experiment, saves: Path, digest: str) -> tuple[FederatedState, dict[str, int]]:
     """The state to go on from, and the position of the metrics files there: of the last checkpoint, or new."""
     state = experiment.initial()
     if checkpoint.latest(saves) is None:
         return state, {}
     state, meta = checkpoint.restore(saves, state)
-    if meta["data"] != federated.digest(experiment.data):
+    if meta["data"] != digest:
         raise checks.UserError(f"{saves}: the data has changed since the checkpoint; use another --workdir")
     return state, meta["position"]
 
 
-def _manifest(experiment: Experiment, argv: Sequence[str]) -> dict[str, Any]:
+def _manifest(experiment: Experiment, argv: Sequence[str], digest: str) -> dict[str, Any]:
     facts = {
         "layout": experiment.how.text,
         "seeds": list(experiment.config.seeds),
-        "data_sha256": federated.digest(experiment.data),
+        "data_sha256": digest,
         "client_order": list(experiment.data.sites),
         "data": dict(experiment.data.about),
     }
@@ -133,11 +134,12 @@ class Going(NamedTuple):
     stop: Callable[[], bool]
     watch: attacking.Watch | None
     promised: dict[str, Any]
+    digest: str  # of the data
 
 
 def _train(going: Going, state: FederatedState) -> dict[str, Any]:
     experiment, folder = going.experiment, going.folder
-    config, saves, digest = experiment.config, folder.path / "checkpoints", federated.digest(experiment.data)
+    config, saves = experiment.config, folder.path / "checkpoints"
     began = time.monotonic()
     state = replicas.place(experiment.how, state)
     plan = replicas.place(experiment.how, experiment.plan)
@@ -165,7 +167,7 @@ def _train(going: Going, state: FederatedState) -> dict[str, Any]:
             asked, every = going.stop(), config.checkpoint.every_rounds
             due = reached % every == 0 if every else time.monotonic() - saved > CHECKPOINT_SECONDS
             if asked or due or reached == config.rounds:
-                meta = {"position": folder.position(), "data": digest}
+                meta = {"position": folder.position(), "data": going.digest}
                 checkpoint.save(saves, jax.tree.map(np.asarray, state), meta, keep=config.checkpoint.keep)
                 saved = time.monotonic()
             if asked and reached < config.rounds:

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import ml_collections
+import numpy as np
 
 from fedjax_seg.assembly import Experiment, patient_numbers, plan_of, replicas_of
 from fedjax_seg.core import checks
@@ -28,7 +29,7 @@ def calibrated(config: ml_collections.ConfigDict, loaded: FederatedData) -> ml_c
 
     batch, noise = config.batch_size, []
     # The client with the fewest units is not always the worst.
-    for count in {n for counts in _units(config, loaded).values() for n in counts}:
+    for count in {int(n) for n in _counts(config, loaded, config.client.unit).ravel() if n}:
         steps = -(-count // batch) * config.local_epochs * config.rounds
         noise.append(accounting.calibrate(target, min(1.0, batch / count), steps, config.privacy.delta))
     made = config.copy_and_resolve_references()
@@ -44,9 +45,10 @@ def of_run(experiment: Experiment) -> dict[str, Any]:
         return {}
     from fedjax_seg.privacy import accounting
 
-    longest = int(local_batches.unit_counts(*_plan(config, data, mechanism.unit)).max())
+    counted = _counts(config, data, mechanism.unit)
+    capacity = local_batches.poisson_capacity(int(counted.max()), config.batch_size)
     rows = []
-    for site, counts in _units(config, data, mechanism.unit).items():
+    for site, counts in _units(data, counted).items():
         of_site = accounting.client_ledger(
             mechanism,
             sampling=config.batch_sampling,
@@ -55,7 +57,7 @@ def of_run(experiment: Experiment) -> dict[str, Any]:
             participations=experiment.parts.sampler.max_participations(config.rounds),
             units={f"{site} ({count})" if len(counts) > 1 else site: count for count in counts},
             delta=config.privacy.delta,
-            capacity=local_batches.poisson_capacity(longest, config.batch_size),
+            capacity=capacity,
         )
         rows.append(max(of_site, key=lambda row: row["epsilon_pld"]))
     worst = max(row["epsilon_pld"] for row in rows)
@@ -72,14 +74,14 @@ def of_run(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _plan(config: ml_collections.ConfigDict, data: FederatedData, unit: str) -> tuple[Any, Any, Any]:
+def _counts(config: ml_collections.ConfigDict, data: FederatedData, unit: str) -> np.ndarray:
+    """int [R, K]: the units every client trains on in every replica."""
     plan = plan_of(data, replicas_of(config, data))
-    return plan.train, plan.train_sizes, patient_numbers(data) if unit == "patient" else None
+    return local_batches.unit_counts(plan.train, plan.train_sizes, patient_numbers(data) if unit == "patient" else None)
 
 
-def _units(config: ml_collections.ConfigDict, data: FederatedData, unit: str = "") -> dict[str, list[int]]:
-    """{client: the numbers of units it trains on, of all folds}."""
-    counts = local_batches.unit_counts(*_plan(config, data, unit or config.client.unit))  # [R, K]
+def _units(data: FederatedData, counts: np.ndarray) -> dict[str, list[int]]:
+    """{client: the numbers of units it trains on, of all folds}; `counts` as of `_counts`."""
     found = {site: sorted({int(n) for n in counts[:, k] if n}) for k, site in enumerate(data.sites)}
     return {site: numbers for site, numbers in found.items() if numbers}
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -109,8 +109,12 @@ def padded_plan(splits: tuple[Split, ...], which: str) -> tuple[np.ndarray, np.n
 
     Returns: int32 [F, K, M] case indices (padding 0) and int32 [F, K] sizes; M is the largest size, at least 1.
     """
-    parts = [getattr(s, which) for s in splits]
-    longest = max(1, max(len(p) for row in parts for p in row))
+    return padded([getattr(s, which) for s in splits])
+
+
+def padded(parts: Sequence[Sequence[np.ndarray]], least: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """F x K lists of cases as int32 [F, K, M], padded with 0, and int32 [F, K] sizes; M is at least `least`."""
+    longest = max(least, max(len(p) for row in parts for p in row))
     sizes = np.array([[len(p) for p in row] for row in parts], np.int32)
     plan = np.zeros((*sizes.shape, longest), np.int32)
     for f, row in enumerate(parts):

@@ -49,15 +49,7 @@ def ct(
     checks.number("synthesis.size", size, low=32, high=1024, integer=True)
     checks.number("synthesis.seed", seed, low=0, high=2**31 - 1, integer=True)
     checks.number("synthesis.slices_per_patient", slices_per_patient, low=1, high=9, integer=True)
-    if not clients:
-        raise checks.UserError("synthesis.clients: () given, the number of slices of at least one client expected")
-    sizes = {f"client_{k + 1}": n for k, n in enumerate(clients)}
-    for name, n in sizes.items():
-        checks.number(f"synthesis.clients: {name}", n, low=1, integer=True)
-    for name, n in ((records.TEST, test), (records.SHADOW, shadow)):
-        checks.number(f"synthesis.{name}", n, low=0, integer=True)
-        if n:
-            sizes[name] = n
+    sizes = split_sizes(clients, test, shadow, "synthesis.")
     about = {
         "generator": GENERATOR,
         "synthetic": True,
@@ -72,6 +64,19 @@ def ct(
     }
     splits = {name: _columns(name, n, len(clients), size, seed, slices_per_patient) for name, n in sizes.items()}
     return records.write(folder, splits, name="ct", about=about)
+
+
+def split_sizes(clients: tuple[int, ...], test: int, shadow: int, prefix: str = "") -> dict[str, int]:
+    """{split: slices} of a data set of clients; `prefix` is that of the options in error messages."""
+    if not clients:
+        raise checks.UserError(f"{prefix}clients: () given, the number of slices of at least one client expected")
+    sizes = {f"client_{k + 1}": n for k, n in enumerate(clients)}
+    for name, n in sizes.items():
+        checks.number(f"{prefix}clients: {name}", n, low=1, integer=True)
+    others = {records.TEST: test, records.SHADOW: shadow}
+    for name, n in others.items():
+        checks.number(f"{prefix}{name}", n, low=0, integer=True)
+    return sizes | {name: n for name, n in others.items() if n}
 
 
 def _columns(split: str, n: int, clients: int, size: int, seed: int, per_patient: int) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ from fedjax_seg.core import checks
 from fedjax_seg.core.types import Array, Tree
 from fedjax_seg.data import records
 from fedjax_seg.synthesis import contact_sheet, diffusion, diffusion_data, diffusion_training, memorisation
+from fedjax_seg.synthesis.ct import split_sizes
 from fedjax_seg.synthesis.diffusion_data import TrainingSlices
 from fedjax_seg.synthesis.diffusion_training import Tell, Trained
 
@@ -65,7 +66,7 @@ def ct_diffusion(
     Returns: the folder, to be read by `data.records.tfds` with the training window.
     Raises: UserError on an option, a folder that holds anything else, a missing model, or other training data.
     """
-    sizes = _sizes(clients, test, shadow)
+    sizes = split_sizes(clients, test, shadow)
     checks.number("steps", steps, low=1, high=diffusion.STEPS, integer=True)
     checks.number("eta", eta, low=0, high=1)
     checks.number("seed", seed, low=0, high=2**31 - 1, integer=True)
@@ -97,17 +98,6 @@ def ct_diffusion(
     memorisation.save(root, found, pairs=not slices.real)
     tell(f"{sheet}\n{found.verdict}")
     return root
-
-
-def _sizes(clients: tuple[int, ...], test: int, shadow: int) -> dict[str, int]:
-    if not clients:
-        raise checks.UserError("clients: () given, the number of slices of at least one client expected")
-    sizes = {f"client_{k + 1}": n for k, n in enumerate(clients)}
-    for name, n in sizes.items():
-        checks.number(f"clients: {name}", n, low=1, integer=True)
-    for name, n in ((records.TEST, test), (records.SHADOW, shadow)):
-        checks.number(name, n, low=0, integer=True)
-    return sizes | {name: n for name, n in ((records.TEST, test), (records.SHADOW, shadow)) if n}
 
 
 def _training_slices(trained: Trained, data: str) -> TrainingSlices:

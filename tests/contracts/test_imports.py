@@ -34,7 +34,7 @@ ARROWS = {
     },
     "assembly": {"data", "tasks", "clients", "aggregation", "privacy", "federation", "attacks"},
     "guarantee": {"assembly", "data", "federation", "privacy"},
-    "attacking": {"assembly", "attacks", "federation", "report"},
+    "attacking": {"assembly", "attacks", "data", "federation", "report"},
     "experiment": {
         "assembly", "attacking", "guarantee", "config", "data", "synthesis", "federation", "report",
     },
