@@ -16,10 +16,15 @@ class UserError(ValueError):
 
 
 class DataFaults(UserError):
-    """All the faults of a data tree at once. `faults` holds one line per fault."""
+    """All the faults of a data tree at once.
 
-    def __init__(self, what: str, faults: Iterable[str]):
-        self.faults = tuple(faults)
+    Attributes:
+      faults: one line per fault.
+      files: {file name: text} of what was found all the same, for the folder of a check (voxels per label, ...).
+    """
+
+    def __init__(self, what: str, faults: Iterable[str], files: Mapping[str, str] | None = None):
+        self.faults, self.files = tuple(faults), dict(files or {})
         super().__init__("\n".join([f"{what}: {len(self.faults)} fault(s)", *(f"  - {f}" for f in self.faults)]))
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_seg.core import checks
+from fedjax_seg.core.types import CaseStore
 
 
 class Split(NamedTuple):
@@ -27,7 +28,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class FederatedData:
-    """All the cases of a federation, in memory.
+    """All the cases of a federation, in memory or (volumes) behind a `store`.
 
     Attributes:
       arrays: 'x' [N, ...] float32 and 'y' [N, ...], and what else a batch should hold of a case, e.g. 'spacing' [N, 2]
@@ -38,6 +39,8 @@ class FederatedData:
       splits: one per fold (at least one).
       external: names of sites that only test (a global test set). They come last in `sites`, train in no split, and
         means over sites leave them out.
+      store: where the cases themselves lie when they are too large for memory (volumes); `arrays` then holds only
+        small facts per case, among them 'content' uint8 [N, 32], a hash of the case, and neither 'x' nor 'y'.
       aside: int [A], cases of an attacker's own (shadow models): in no split, nor are their patients.
       classes: names of the label values 0, 1, ...
       about: JSON-able facts for the report (rule, atlas, features, file hashes, ...).
@@ -57,6 +60,7 @@ class FederatedData:
     summary: tuple[str, ...] = ()
     external: tuple[str, ...] = ()
     aside: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    store: CaseStore | None = None
 
 
 def validate(data: FederatedData) -> None:

@@ -50,6 +50,7 @@ HOMES = {
     "jax_privacy": lambda path: path == "clients/dp_sgd.py",
     "tensorflow_datasets": lambda path: path == "data/records.py",
     "PIL": lambda path: path == "data/raster.py",
+    "nibabel": lambda path: path == "data/nifti.py" or path == "synthesis/mri.py",
     "tensorflow": lambda path: False,
     "torch": lambda path: False,
     "absl.flags": lambda path: is_command(path),
