@@ -12,12 +12,13 @@ from fedjax_seg import aggregation, attacks, clients, tasks
 from fedjax_seg.core import checks
 from fedjax_seg.core.types import Aggregator, Array, Client, FederatedState, Task
 from fedjax_seg.data import augment, federated
-from fedjax_seg.federation import evaluate, local_batches, replicas, round, sampling, server
+from fedjax_seg.federation import evaluate, local_batches, replicas, round, sampling, server, streamed
 from fedjax_seg.privacy import secure_sum
 from fedjax_seg.tasks import input_span
 
 SPAN_PAYS = 2  # inputs per case from which the change of basis is worth its set-up
 LONGEST_CHUNK = 64  # rounds in one device call: bounds the record buffer and the wait after SIGTERM
+VOLUMES_AT_ONCE = 4  # whole volumes a device predicts in one call: bounds what waits for the host
 AUGMENT = 2**31 - 2  # stream of a client's batches; no epoch has this number
 
 
@@ -40,7 +41,8 @@ class Experiment(NamedTuple):
       initial: (stream) -> state before round 0; another number is another independent start (a shadow model).
       rounds: (state, plan, stop) -> (state, records, done).
       outputs, evidence: (state, index [R, K, T], train_sizes [R, K]) -> {name: [R, K, T, ...]}; `evidence` is None
-        where no attack asks for it.
+        where no attack asks for it. Of cases that stay on disk, `outputs` gives what `task.reduce` makes of them, and
+        takes `each`: (replica, client, position, outputs of one case) -> None, for what must see the masks.
     """
 
     config: ml_collections.ConfigDict
@@ -68,20 +70,19 @@ def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData) ->
     how = replicas.layout(
         len(which), sampler.capacity, config.lanes, config.devices, {"map": False, "vmap": True}.get(config.replicas)
     )
-    rule = aggregation.make(clients=training, **config.aggregator)
+    rule = aggregation.make(clients=training, smallest_cohort=_smallest(sampler, loaded, which), **config.aggregator)
     aggregator = secure_sum.make(aggregator=rule, rule=config.aggregator.name, **config.secure_sum)
     aggregation.check_pair(client, aggregator)
-    if config.batch_sampling == "poisson" and client.mechanism is None:
-        raise checks.UserError(
-            f"config.batch_sampling: 'poisson' given for client {config.client.name!r}, whose loss is a mean over the"
-            " drawn cases, of which there may be none; 'shuffled' expected (Poisson batches are for dp_sgd)"
-        )
+    _check_together(config, client, aggregator, sampler, loaded)
     attack = attacks.make(**config.attack)
-    task, features, about = _in_span(config, task, client, aggregator, loaded)
-    how = how._replace(text=how.text + about)
     plan = plan_of(loaded, which)
-    arrays = replicas.share(how, {**loaded.arrays, "x": features, "unit": patient_numbers(loaded)})
-    make_batches = _batches(config, client, plan, patient_numbers(loaded))
+    if loaded.store is None:
+        task, features, about = _in_span(config, task, client, aggregator, loaded)
+        how = how._replace(text=how.text + about)
+        arrays = replicas.share(how, {**loaded.arrays, "x": features, "unit": patient_numbers(loaded)})
+    else:
+        arrays = {}
+    make_batches = _batches(config, client, plan, loaded)
     parts = round.Parts(
         client,
         aggregator,
@@ -91,8 +92,45 @@ def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData) ->
         config.on_nonfinite == "skip",
         config.on_empty == "skip",
     )
-    functions = _functions(config, task, parts, make_batches, how, arrays, which, len(loaded.sites), attack)
+    functions = _functions(config, task, parts, make_batches, how, arrays, which, plan, attack, loaded.store)
     return Experiment(config, loaded, task, client, parts, which, plan, how, attack, *functions)
+
+
+def _smallest(sampler: Any, loaded: federated.FederatedData, which: tuple[Replica, ...]) -> int:
+    """The fewest clients that a round of any replica can have: a sampled site without a training case is absent."""
+    training = 1 + max(k for s in loaded.splits for k, cases in enumerate(s.train) if len(cases))
+    without = max(sum(len(cases) == 0 for cases in loaded.splits[r.split].train[:training]) for r in which)
+    return max(0, sampler.min_cohort - without)
+
+
+def _check_together(
+    config: ml_collections.ConfigDict, client: Client, aggregator: Aggregator, sampler: Any, loaded: Any
+) -> None:
+    """What no part can see alone. Raises: UserError."""
+    if config.batch_sampling == "poisson" and client.mechanism is None:
+        raise checks.UserError(
+            f"config.batch_sampling: 'poisson' given for client {config.client.name!r}, whose loss is a mean over the"
+            " drawn cases, of which there may be none; 'shuffled' expected (Poisson batches are for dp_sgd)"
+        )
+    private = client.mechanism or aggregator.mechanism
+    if private and sampler.memory is not None:
+        raise checks.UserError(
+            f"config.sampler.name: {config.sampler.name!r} chooses by the clients' updates, which no noise covers; with"
+            " differential privacy another sampler expected, e.g. sliding_window"
+        )
+    if aggregator.mechanism and aggregator.mechanism.formal and config.on_nonfinite == "skip":
+        raise checks.UserError(
+            "config.on_nonfinite: 'skip' given with a private aggregator, 'stop' expected, because who is left out"
+            " would depend on the data and the bound is for the whole cohort"
+        )
+    if loaded.store is None:
+        return
+    if config.batch_sampling != "shuffled" or config.attack.name != "none":
+        what = "batch_sampling" if config.batch_sampling != "shuffled" else "attack.name"
+        raise checks.UserError(
+            f"config.{what}: volumes are streamed from disk, for which only batch_sampling='shuffled' and attack 'none'"
+            " are there; set these, or use 2D slices"
+        )
 
 
 def plan_of(loaded: federated.FederatedData, which: tuple[Replica, ...]) -> round.Plan:
@@ -107,15 +145,17 @@ def patient_numbers(loaded: federated.FederatedData) -> np.ndarray:
 
 
 def _batches(
-    config: ml_collections.ConfigDict, client: Client, plan: round.Plan, patients: np.ndarray
+    config: ml_collections.ConfigDict, client: Client, plan: round.Plan, loaded: federated.FederatedData
 ) -> Callable[[Any], Any]:
     """arrays -> BatchesOf: as the config samples and augments them."""
     augmentation = augment.make(**config.augment)
     unit = client.mechanism.unit if client.mechanism else "example"
-    numbers = patients if unit == "patient" else None
+    numbers = patient_numbers(loaded) if unit == "patient" else None
 
-    def make(arrays: Any) -> local_batches.BatchesOf:
-        plain = local_batches.make(
+    def plain_batches(arrays: Any) -> local_batches.BatchesOf:
+        if loaded.store is not None:
+            return streamed.patches(loaded.store, config.batch_size, config.local_epochs)
+        return local_batches.make(
             config.batch_sampling,
             arrays,
             batch_size=config.batch_size,
@@ -123,6 +163,9 @@ def _batches(
             unit=unit,
             longest=int(local_batches.unit_counts(plan.train, plan.train_sizes, numbers).max()),
         )
+
+    def make(arrays: Any) -> local_batches.BatchesOf:
+        plain = plain_batches(arrays)
         if config.augment.name == "none":
             return plain
 
@@ -135,16 +178,18 @@ def _batches(
     return make
 
 
-def _functions(config, task, parts, make_batches, how, arrays, which, count, attack) -> tuple[Any, ...]:
+def _functions(config, task, parts, make_batches, how, arrays, which, plan, attack, store) -> tuple[Any, ...]:
     """The jitted functions of a run. `arrays` is an argument of each, so that no data is baked into a program."""
     capacity = min(config.eval_every, LONGEST_CHUNK)
+    clients = plan.train.shape[1]
 
     def initialise(pair: Any, unused: Any, shared: Any) -> FederatedState:
         key = round.stream(jax.random.key(pair["seed"]), pair["split"])
         key = jax.lax.cond(pair["stream"] > 0, lambda k: round.stream(k, pair["stream"]), lambda k: k, key)
         example = {name: x[:1] for name, x in shared.items()} | {"mask": jnp.ones((1,))}
+        example = streamed.example(store) if store else example
         variables = dict(task.init(round.stream(key, round.INIT), example))
-        return round.initial_state(parts, variables, key, count)
+        return round.initial_state(parts, variables, key, clients)
 
     def many(state: FederatedState, plan: Any, shared: Any, stop: Any) -> Any:
         parts_now = parts._replace(batches_of=make_batches(shared))
@@ -172,9 +217,25 @@ def _functions(config, task, parts, make_batches, how, arrays, which, count, att
     return (
         initial,
         lambda state, plan, stop: go(state, plan, arrays, jnp.asarray(stop, jnp.int32)),
-        of_cases(task.outputs),
+        _of_stored_cases(config, task, parts.client, how, store, plan) if store else of_cases(task.outputs),
         of_cases(task.evidence) if attack and task.evidence else None,
     )
+
+
+def _of_stored_cases(config, task, client, how, store, plan) -> Callable[..., Any]:
+    """The outputs of cases that stay on disk, reduced on the host as they come."""
+    cases_of = streamed.whole(store)
+    jitted = replicas.over_cases(
+        how, lambda state, pairs, sizes: evaluate.pair_outputs(task.outputs, client, cases_of, state, pairs, sizes)
+    )
+
+    def outputs(state: FederatedState, index: Any, train_sizes: Any, sizes: Any = None, each: Any = None) -> Any:
+        call = lambda pairs: jitted(state, pairs, train_sizes)
+        sizes = plan.test_sizes if sizes is None else sizes
+        width = min(config.eval_batch, VOLUMES_AT_ONCE)
+        return evaluate.case_by_case(call, np.asarray(index), sizes, how.lanes.shards, width, task.reduce, each)
+
+    return outputs
 
 
 def replicas_of(config: ml_collections.ConfigDict, loaded: federated.FederatedData) -> tuple[Replica, ...]:

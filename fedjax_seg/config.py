@@ -22,7 +22,7 @@ from ml_collections import config_dict
 from fedjax_seg import aggregation, attacks, clients, data, models, synthesis, tasks
 from fedjax_seg.core import checks
 from fedjax_seg.data import augment
-from fedjax_seg.federation import baselines, local_batches, sampling, server
+from fedjax_seg.federation import baselines, clock, local_batches, sampling, server
 from fedjax_seg.privacy import secure_sum
 
 ROOMS: dict[str, Mapping[str, Any]] = {
@@ -37,6 +37,7 @@ ROOMS: dict[str, Mapping[str, Any]] = {
     "augment": augment.AUGMENTATIONS,
     "secure_sum": secure_sum.SECURE_SUMS,
     "attack": attacks.ATTACKS,
+    "clock": clock.CLOCKS,
 }
 # What the engine itself hands to a room's makers: no option of the slot.
 FROM_ENGINE = {
@@ -44,7 +45,8 @@ FROM_ENGINE = {
     "client": ("task",),
     "task": ("model",),
     "synthesis": ("folder",),
-    "aggregator": ("clients",),
+    "aggregator": ("clients", "smallest_cohort"),
+    "clock": ("sites", "train_sizes", "val_sizes", "epochs"),
     "secure_sum": ("aggregator", "rule"),
 }
 # Keys that may differ between a run and its continuation: none of them changes a number that is already written.
@@ -53,7 +55,7 @@ FREE_ON_RESUME = frozenset(
     (
         *("rounds", "lanes", "devices", "replicas", "checkpoint", "label", "group", "grid", "require_gpu"),
         *("on_nonfinite", "on_empty", "data.root", "data.phenotypic", "data.series", "data.fold_file"),
-        *("published", "show_scans"),
+        *("published", "show_scans", "max_sim_hours", "predictions", "data.cache", "data.workers", "data.ahead"),
     )
 )
 
@@ -132,6 +134,7 @@ def base() -> ml_collections.ConfigDict:
     c.eval_every = 1  # rounds between evaluations; the initial and the last model are always scored
     c.eval_batch = 256  # cases per evaluation step, bounds the memory
     c.batch_sampling = "shuffled"  # epochs in shuffled order; 'poisson': every case joins every step by chance (DP-SGD)
+    c.predictions = False  # True: saves the last model's segmentations of the test volumes (predictions/*.nii.gz)
     c.show_scans = "auto"  # pictures of cases in the report: 'on', 'off', or 'auto' (only of synthetic data)
     c.on_nonfinite = "stop"  # a client returns NaN or infinity: 'stop' the run, or 'skip' that client in that round
     c.on_empty = "skip"  # a round of total weight 0 (nobody came): 'skip' it, or 'stop'
@@ -160,6 +163,8 @@ def base() -> ml_collections.ConfigDict:
     c.augment = slot("augment", "none")
     c.secure_sum = slot("secure_sum", "none")
     c.attack = slot("attack", "none")
+    c.clock = slot("clock", "none")  # simulated hospital time
+    c.max_sim_hours = 0.0  # > 0: no further round begins once simulated time is beyond it
     return c
 
 
@@ -187,6 +192,7 @@ def validate(c: ml_collections.ConfigDict) -> None:
     checks.one_of("config.batch_sampling", c.batch_sampling, local_batches.SAMPLINGS)
     checks.number("config.privacy.delta", c.privacy.delta, above=0.0, low=0.0, high=0.5)
     checks.number("config.privacy.target_epsilon", c.privacy.target_epsilon, low=0.0)
+    checks.number("config.max_sim_hours", c.max_sim_hours, low=0.0)
     checks.one_of("config.replicas", c.replicas, ("auto", "map", "vmap"))
     checks.one_of("config.corruption.kind", c.corruption.kind, clients.CORRUPTIONS)
     for name in ("on_nonfinite", "on_empty"):

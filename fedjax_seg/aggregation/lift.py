@@ -11,7 +11,7 @@ What holds for every aggregator built here:
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,21 @@ from fedjax_seg.core.types import Aggregator, Array, ClientUpdate, Cohort, Prove
 
 Rule = Callable[[Array, Array, Array], Array]
 Metrics = Mapping[str, Array]
+
+
+class About(NamedTuple):
+    """What a rule may know of the round beside the rows.
+
+    Attributes:
+      clients: int32 [C], client ids.
+      round: int32 scalar, from 0.
+      server: [D], the server's values of these coordinates before the round.
+    """
+
+    clients: Array
+    round: Array
+    server: Array
+
 
 _JOIN_BELOW = 1 << 16  # per='coordinate': tensors with fewer entries share one call of the rule
 _BLOCK = 1 << 15  # columns per block of a Gram matrix: a few clients' worth stays in the cache
@@ -71,6 +86,22 @@ def lift_with_clients(
     properties: frozenset[str] = frozenset(),
 ) -> Aggregator:
     """As `lift`, for a rule (x, w, present, clients int32 [C]) -> ([D], {metric: scalar}) that needs the client ids."""
+
+    def with_round(x: Array, w: Array, present: Array, about: About) -> tuple[Array, Metrics]:
+        return rule(x, w, present, about.clients)
+
+    return lift_with_round(with_round, per=per, of=of, weighted=weighted, properties=properties)
+
+
+def lift_with_round(
+    rule: Callable[[Array, Array, Array, About], tuple[Array, Metrics]],
+    *,
+    per: str = "tensor",
+    of: str = "updates",
+    weighted: bool = False,
+    properties: frozenset[str] = frozenset(),
+) -> Aggregator:
+    """As `lift`, for a rule (x, w, present, about) -> ([D], {metric: scalar}) that needs more of the round."""
     checks.one_of("aggregation: per", per, ("tensor", "model", "coordinate"))
     checks.one_of("aggregation: of", of, ("updates", "weights"))
 
@@ -80,7 +111,7 @@ def lift_with_clients(
         return {"value": params, "statistics": statistics, "examples": update.weight}
 
     def decode(total: Tree, cohort: Cohort, state: Tree, *, variables: Variables, round: Array, key: Array) -> Any:
-        del round, key
+        del key
         present = cohort.present
         examples = jnp.where(present, total["examples"], 0)
         w = examples if weighted else present.astype(jnp.float32)
@@ -91,7 +122,9 @@ def lift_with_clients(
         noted: list[Metrics] = []
         for group in _groups([leaf.size for leaf in server], per):
             x = _rows([stacked[i] for i in group], [server[i] for i in group], present, of)
-            y, metrics = rule(x, w, present, cohort.clients)
+            flat = [server[i].reshape(-1) for i in group]
+            about = About(cohort.clients, round, flat[0] if len(flat) == 1 else jnp.concatenate(flat))
+            y, metrics = rule(x, w, present, about)
             noted.append(metrics)
             start = 0
             for i in group:
@@ -117,6 +150,7 @@ def lift_sum(
     of: str = "updates",
     weighted: bool = False,
     bare: bool = False,
+    divisor: float | None = None,
     bound: ProvenBound | None = None,
     properties: frozenset[str] = frozenset(),
 ) -> Aggregator:
@@ -134,10 +168,13 @@ def lift_sum(
       bare: the message is {'value'} alone, and the mean is over the (public) number of present clients. For sums that
         are to be made private: nothing unbounded leaves the client. Needs weighted=False and a model with parameters
         only; `encode` raises a UserError where there are batch statistics.
+      divisor: with bare=True, a public constant that the sum is divided by instead of the number of present clients.
       bound: of the norm of the message.
       properties: as in `lift`.
     """
     checks.one_of("aggregation: of", of, ("updates", "weights"))
+    if divisor is not None and not bare:
+        raise checks.UserError(f"aggregation: divisor={divisor} given with bare=False, bare=True expected")
     if bare and weighted:
         raise checks.UserError(
             "aggregation: bare=True given with weighted=True, one of them expected; the weight leaks"
@@ -168,6 +205,8 @@ def lift_sum(
         count = jnp.sum(cohort.present.astype(jnp.float32))
         weight, examples = (count, count) if bare else (total["weight"], total["examples"])
         alive = (count > 0) & (weight > 0) & (examples > 0)
+        if divisor is not None:  # public, and so is that the sum is used: of an empty round as well
+            weight, alive = jnp.float32(divisor), jnp.ones((), bool)
         mean, metrics = outward(_over(total["value"], jnp.where(alive, weight, 1)))
         params = jax.tree.map(lambda y, s: _delta(y, s, alive, of), mean, variables["params"])
         statistics = {} if bare else _over(total["statistics"], jnp.where(alive, examples, 1))

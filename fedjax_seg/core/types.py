@@ -32,6 +32,9 @@ class Task(NamedTuple):
       evidence: (variables, batch) -> {name: [B]}; what somebody who sees a case's prediction and label can measure, on
         the device: the features of a black-box membership attack. None = no attack on this task.
       masks: (outputs, cases) -> (truth, predicted), integer [n, *space] each, on the host, for pictures.
+      reduce: outputs of some cases -> {column: [B]}, on the host: small numbers in the place of outputs that are too
+        large to be kept for all cases (masks of volumes). `score` and `case_values` then take these columns, joined
+        over all cases; `masks` takes the outputs. None: outputs are small, and are what `score` takes.
     """
 
     init: Callable[..., Variables]
@@ -45,6 +48,7 @@ class Task(NamedTuple):
     paired: str = ""
     evidence: Callable[..., Mapping[str, Array]] | None = None
     masks: Callable[..., tuple[Any, Any]] | None = None
+    reduce: Callable[..., Mapping[str, Any]] | None = None
 
 
 class ProvenBound(NamedTuple):
@@ -80,8 +84,25 @@ class Cohort(NamedTuple):
     present: Array  # bool [C]
 
 
+class Memory(NamedTuple):
+    """What a sampler has seen of the updates so far; a part of the state, kept by the round.
+
+    Whoever is chosen then depends on private updates: no privacy claim may be combined with it.
+
+    Attributes:
+      init: () -> memory before round 0, a tree of arrays.
+      sample: (key, round int32, memory) -> Cohort, as Sampler.sample.
+      observe: (memory, cohort as drawn, divergence float [C], ok bool [C]) -> memory; divergence is the L2 norm of a
+        client's update, and means nothing where not ok.
+    """
+
+    init: Callable[[], Tree]
+    sample: Callable[[Array, Array, Tree], Cohort]
+    observe: Callable[[Tree, Cohort, Array, Array], Tree]
+
+
 class Sampler(NamedTuple):
-    """Who takes part in a round. `sample` is pure in (key, round): there is nothing to checkpoint.
+    """Who takes part in a round. `sample` is pure in (key, round): there is nothing to checkpoint but `memory`.
 
     The other fields are what an accountant may rely on; none of them is free text.
 
@@ -94,6 +115,8 @@ class Sampler(NamedTuple):
       max_participations: (rounds) -> most rounds of that many any one client can be in.
       min_cohort: the fewest present clients a round can have.
       min_separation: the fewest rounds between two participations of a client (1 = may be in consecutive rounds).
+      memory: None mostly; where there is one the round draws by memory.sample, and `sample` is its draw before
+        anything was seen.
     """
 
     sample: Callable[[Array, Array], Cohort]
@@ -103,6 +126,7 @@ class Sampler(NamedTuple):
     max_participations: Callable[[int], int]
     min_cohort: int
     min_separation: int
+    memory: Memory | None = None
 
 
 class Batches(NamedTuple):
@@ -133,8 +157,8 @@ class CaseStore(NamedTuple):
     thread and in any order. So nothing about the order of training is state, and what comes next can be read ahead.
 
     Attributes:
-      patches: (rows int32 [M], size, key uint32 [2], step, batch_size, epochs) -> a training batch, as `patch_spec` with
-        a leading axis B = batch_size, and 'mask' float32 [B]. It is local batch number `step` of a client whose cases
+      patches: (rows int32 [M], size, key uint32 [2], step, batch_size, epochs) -> a training batch: `patch_spec` with a
+        leading axis B = batch_size, and 'mask' float32 [B]. It is local batch number `step` of a client whose cases
         are rows[:size]. An epoch is `per_case` patches of every case in an order drawn from the key; its last batch is
         masked. A step beyond the last one (an idle lane asks for it) gives a batch of mask 0.
       whole: (case) -> one case, as `whole_spec`: the volume in the corner of a buffer that holds the largest one.
@@ -227,3 +251,4 @@ class FederatedState(NamedTuple):
     aggregator: Tree
     personal: Mapping[str, Array]  # rows [K, ...]
     key: Array  # uint32 key data; constant over the run
+    sampler: Tree = ()  # the sampler's memory; nothing mostly

@@ -5,12 +5,16 @@ from typing import Any
 from fedjax_seg.core import checks
 from fedjax_seg.data.abide import abide
 from fedjax_seg.data.federated import FederatedData
+from fedjax_seg.data.fets import fets
 from fedjax_seg.data.images2d import images2d
+from fedjax_seg.data.msd import msd
 from fedjax_seg.data.records import tfds
 
 DATASETS = {
     "abide": abide,
+    "fets": fets,
     "images2d": images2d,
+    "msd": msd,
     "tfds": tfds,
 }
 

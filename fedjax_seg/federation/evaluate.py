@@ -6,7 +6,8 @@ the mean of what the training sites keep, weighted by their training cases.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,12 +44,10 @@ def case_outputs(
     chunk = min(chunk, length)
     pieces = -(-length // chunk)
     padded = jnp.pad(index, ((0, 0), (0, pieces * chunk - length))).reshape(clients, pieces, chunk)
-    share = train_sizes / jnp.maximum(jnp.sum(train_sizes), 1)
-    newcomer = jax.tree.map(lambda x: jnp.tensordot(share, x, axes=1).astype(x.dtype), state.personal)
+    variables_of = _variables_of(client, state, train_sizes)
 
     def of_client(k: Array) -> Tree:
-        own = tree.where(train_sizes[k] > 0, tree.row(state.personal, k), newcomer)
-        variables = client.personalise(state.variables, own)
+        variables = variables_of(k)
 
         def piece(cases: Array) -> Tree:
             batch = {name: x[cases] for name, x in arrays.items()} | {"mask": jnp.ones((chunk,))}
@@ -58,6 +57,128 @@ def case_outputs(
         return jax.tree.map(lambda x: x.reshape(pieces * chunk, *x.shape[2:])[:length], out)
 
     return jax.lax.map(of_client, jnp.arange(clients))
+
+
+def _variables_of(client: Client, state: FederatedState, train_sizes: Array) -> Callable[[Array], Tree]:
+    """client id -> the variables it predicts with; who keeps nothing of its own takes the clients' mean of that."""
+    share = train_sizes / jnp.maximum(jnp.sum(train_sizes), 1)
+    newcomer = jax.tree.map(lambda x: jnp.tensordot(share, x, axes=1).astype(x.dtype), state.personal)
+
+    def of(k: Array) -> Tree:
+        own = tree.where(train_sizes[k] > 0, tree.row(state.personal, k), newcomer)
+        return client.personalise(state.variables, own)
+
+    return of
+
+
+class Pairs(NamedTuple):
+    """Cases to look at one by one, each under its client's variables; those behind `count` are padding.
+
+    Attributes:
+      clients, cases: int32 [P].
+      count: int32 [1].
+    """
+
+    clients: Any
+    cases: Any
+    count: Any
+
+
+def pair_outputs(
+    function: Callable[..., Tree],
+    client: Client,
+    cases_of: Callable[[Array], Mapping[str, Array]],
+    state: FederatedState,
+    pairs: Pairs,
+    train_sizes: Array,
+) -> Tree:
+    """`function` of single cases that are too large to hold many of: only real ones are fetched and computed.
+
+    Args:
+      function, state, train_sizes: as in `case_outputs`.
+      cases_of: (cases int32 [1]) -> batch of one (federation.streamed.whole).
+
+    Returns: {name: [P, ...]}, zeros in the padding.
+    """
+    variables_of = _variables_of(client, state, train_sizes)
+
+    def one(i: Array) -> Tree:
+        batch = cases_of(jax.lax.dynamic_slice_in_dim(pairs.cases, i, 1))
+        return jax.tree.map(lambda x: x[0], function(variables_of(pairs.clients[i]), batch))
+
+    shape = jax.eval_shape(one, jnp.zeros((), jnp.int32))
+    out = jax.tree.map(lambda s: jnp.zeros((len(pairs.cases), *s.shape), s.dtype), shape)
+    return jax.lax.fori_loop(0, pairs.count[0], lambda i, out: tree.set_row(out, i, one(i)), out)
+
+
+def case_by_case(
+    call: Callable[[Pairs], Mapping[str, Any]],
+    index: np.ndarray,
+    sizes: np.ndarray,
+    shards: int,
+    width: int,
+    reduce: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
+    each: Callable[..., None] | None = None,
+) -> dict[str, np.ndarray]:
+    """The reduced outputs of all test cases, a few at a time: what is large never leaves the loop.
+
+    Args:
+      call: (Pairs with leaves [R, shards * width], count [R, shards]) -> {name: [R, shards * width, ...]}.
+      index: int32 [R, K, T]; sizes: int [R, K], real cases.
+      shards: devices that share the cases of a replica.
+      width: cases of a device and call.
+      reduce: outputs of n cases on the host -> {column: [n]}; runs beside the next call.
+      each: (replica, client, position, outputs of one case) of every case, where given; on the host.
+
+    Returns: {column: [R, K, T]}, zeros in the padding.
+    """
+    work = [[(k, t) for k, n in enumerate(row) for t in range(int(n))] for row in sizes]
+    per_call = shards * width
+    columns: dict[str, np.ndarray] = {}
+
+    def keep(of: list[list[tuple[int, int, int]]], found: Mapping[str, np.ndarray]) -> None:
+        for r, places in enumerate(of):
+            if not places:
+                continue
+            mine = {name: x[r][[p for p, _, _ in places]] for name, x in found.items()}
+            for name, values in reduce(mine).items():
+                table = columns.setdefault(
+                    name, np.zeros((*index.shape, *np.shape(values)[1:]), np.asarray(values).dtype)
+                )
+                table[r, [k for _, k, _ in places], [t for _, _, t in places]] = values
+            if each:
+                for i, (_, k, t) in enumerate(places):
+                    each(r, k, t, {name: x[i : i + 1] for name, x in mine.items()})
+
+    with ThreadPoolExecutor(1) as behind:
+        waiting: list[Future[None]] = []
+        for first in range(0, max(map(len, work)), per_call):
+            pairs, of = _dealt([row[first : first + per_call] for row in work], index, shards, width)
+            found = jax.tree.map(np.asarray, dict(call(pairs)))
+            for done in waiting:  # at most one chunk of outputs waits while the next one is computed
+                done.result()
+            waiting = [behind.submit(keep, of, found)]
+        for done in waiting:
+            done.result()
+    return columns
+
+
+def _dealt(
+    rows: list[list[tuple[int, int]]], index: np.ndarray, shards: int, width: int
+) -> tuple[Pairs, list[list[tuple[int, int, int]]]]:
+    """(client, position) pairs of every replica dealt out to the shards in turn, and where each of them lies."""
+    shape = (len(rows), shards * width)
+    clients, cases = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    count = np.zeros((len(rows), shards), np.int32)
+    places: list[list[tuple[int, int, int]]] = []
+    for r, row in enumerate(rows):
+        places.append([])
+        for i, (k, t) in enumerate(row):
+            place = i % shards * width + i // shards
+            clients[r, place], cases[r, place] = k, index[r, k, t]
+            count[r, i % shards] += 1
+            places[-1].append((place, k, t))
+    return Pairs(clients, cases, count), places
 
 
 def scores(

@@ -80,6 +80,20 @@ def over_replicas(how: Layout, function: Callable[..., Tree], donate: bool = Fal
     return jax.jit(spread, donate_argnums=(0,) if donate else ())
 
 
+def over_cases(how: Layout, function: Callable[..., Tree]) -> Callable[..., Tree]:
+    """jit of function(state, pairs, *shared) per replica, whose cases are shared out over the devices of its clients.
+
+    State leaves [R, ...]; the leaves of `pairs` are [R, devices * n, ...], as are those of the result.
+    """
+
+    def local(state: Tree, pairs: Tree, train_sizes: Tree) -> Tree:
+        return jax.lax.map(lambda a: function(*a), (state, pairs, train_sizes))
+
+    cases = P("replica", "client")
+    specs = (P("replica"), cases, P("replica"))
+    return jax.jit(jax.shard_map(local, mesh=how.mesh, in_specs=specs, out_specs=cases, check_vma=False))
+
+
 def _mapped(function: Callable[[Tree, Tree], Tree], state: Tree, plan: Tree, in_place: bool) -> Tree:
     """A loop over the leading axis; in place, the state is carried and a donated buffer is written where it lies."""
     if not in_place:

@@ -59,6 +59,7 @@ def initial_state(parts: Parts, variables: Variables, key: Array, clients: int) 
         parts.aggregator.init(variables),
         personal,
         jax.random.key_data(key),
+        parts.sampler.memory.init() if parts.sampler.memory else (),
     )
 
 
@@ -72,7 +73,11 @@ def one_round(
       Where 'halt' is set the model, server and aggregator are the old ones.
     """
     key, round = jax.random.wrap_key_data(state.key), state.round
-    drawn = parts.sampler.sample(stream(key, SAMPLER), round)
+    memory = parts.sampler.memory
+    if memory is None:
+        drawn = parts.sampler.sample(stream(key, SAMPLER), round)
+    else:
+        drawn = memory.sample(stream(key, SAMPLER), round, state.sampler)
     sizes = plan.train_sizes[drawn.clients]
     cohort = Cohort(drawn.clients, drawn.present & (sizes > 0))  # a site without a training case is absent
     told = parts.aggregator.broadcast(state.aggregator)
@@ -124,8 +129,11 @@ def one_round(
     variables, server_opt, aggregator = tree.where(
         keep, (state.variables, state.server_opt, state.aggregator), (variables, server_opt, aggregator)
     )
+    seen = state.sampler  # an empty round is seen as well: whoever was drawn in vain has had its turn
+    if memory is not None:
+        seen = tree.where(halt, seen, memory.observe(seen, drawn, info["update_norm"], info["ok"]))
     # Rows of clients that did not count were never written; after a halt the host goes on from a checkpoint.
-    new = FederatedState(round + jnp.where(halt, 0, 1), variables, server_opt, aggregator, personal, state.key)
+    new = FederatedState(round + jnp.where(halt, 0, 1), variables, server_opt, aggregator, personal, state.key, seen)
     record = {
         "round": round,
         "cohort": cohort._asdict(),

@@ -1,9 +1,10 @@
 """Who takes part in a round: samplers that are pure in (key, round), with the facts an accountant may rely on.
 
 Every maker takes K, the number of clients (ids 0 .. K-1), and returns a `core.types.Sampler`. `key` is the run's key,
-the same in every round; a sampler derives what it needs from it, so there is nothing to checkpoint. Where the rule
-itself gives no order (full, uniform, Poisson, a drawn static subset), the present rows come first, in ascending ids;
-lists that are read by windows, and given members, keep their order.
+the same in every round; a sampler derives what it needs from it, so there is nothing to checkpoint. (`adaptive` alone
+remembers: its memory is a part of the state.) Where the rule itself gives no order (full, uniform, Poisson, adaptive,
+a drawn static subset), the present rows come first, in ascending ids; lists that are read by windows, and given
+members, keep their order.
 
 None of the fixed-size and windowed samplers carries a `q`: amplification by subsampling is proven here for Poisson
 draws only. `max_participations(rounds)` counts the rounds 0 .. rounds-1 of a run.
@@ -19,6 +20,7 @@ import numpy as np
 
 from fedjax_seg.core import checks
 from fedjax_seg.core.types import Array, Cohort, Sampler
+from fedjax_seg.federation import adaptive_sampling
 
 # Keeps the sampler's randomness apart from everything else that is derived from the run's key.
 _SAMPLING_STREAM = 0x5A3D1E77
@@ -249,6 +251,26 @@ def _released_window(clients: int, size: int, cycle_rounds: int) -> Sampler:
     )
 
 
+def adaptive(
+    clients: int, size: int | None = None, rho: float | None = None, temperature: float = 1.0, explore: float = 0.1
+) -> Sampler:
+    """Sites whose last update moved furthest come more often; the rule is ours, see adaptive_sampling.py.
+
+    Args:
+      clients: K.
+      size: clients per round, in [1, K].
+      rho: instead of size; the fraction of the clients, size = floor(rho K).
+      temperature: > 0; the larger, the nearer to a uniform choice.
+      explore: in (0, 1]; the share of a uniform choice in every place of the cohort.
+    """
+    size = _window_size("adaptive", clients, size, rho)
+    checks.number("sampler adaptive: temperature", temperature, above=0)
+    checks.number("sampler adaptive: explore", explore, above=0, high=1)
+    memory = adaptive_sampling.by_divergence(clients, size, temperature, explore)
+    first = lambda key, round: memory.sample(key, round, memory.init())
+    return _every_round(first, size)._replace(memory=memory)
+
+
 SAMPLERS = {
     "full": full,
     "uniform": uniform,
@@ -256,6 +278,7 @@ SAMPLERS = {
     "static": static,
     "randomized_order": randomized_order,
     "sliding_window": sliding_window,
+    "adaptive": adaptive,
 }
 
 

@@ -27,6 +27,7 @@ from flax import linen as nn
 from jax import lax
 
 from fedjax_seg.core import checks
+from fedjax_seg.models import conv3d
 
 RULES = ("auto", "loop", "grouped")
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
@@ -82,8 +83,9 @@ def general_dilated(
     """lax.conv_general_dilated with fast gradients in loops and a choice under vmap; the same values.
 
     Fast: two spatial dimensions, floating point, any strides, paddings and dilations, any order of dimensions (linen's
-    NHWC/HWIO is free, another one costs transposes). Everything else (one or three spatial dimensions, groups of
-    features or of the batch, another type of the result) is handed to lax as it is: right, but slow in a CPU's loops.
+    NHWC/HWIO is free, another one costs transposes); three spatial dimensions without dilations, on a CPU (conv3d.py).
+    Everything else (one spatial dimension, groups of features or of the batch, another type of the result) is handed
+    to lax as it is: right, but slow in a CPU's loops.
 
     Args:
       lhs, rhs: images and kernel, of one floating type.
@@ -108,18 +110,23 @@ def general_dilated(
         preferred_element_type=preferred_element_type,
     )
     groups = feature_group_count != 1 or batch_group_count != 1
-    other = lhs.ndim != 4 or lhs.dtype != rhs.dtype or not jnp.issubdtype(lhs.dtype, jnp.floating)
+    solid = lhs.ndim == 5 and on_cpu and {*(lhs_dilation or (1,)), *(rhs_dilation or (1,))} == {1}
+    other = not (lhs.ndim == 4 or solid) or lhs.dtype != rhs.dtype or not jnp.issubdtype(lhs.dtype, jnp.floating)
     retyped = preferred_element_type is not None and jnp.dtype(preferred_element_type) != lhs.dtype
     if groups or other or retyped or (rule == "grouped" and not on_cpu):
         return plain(lhs, rhs)
     result = jax.eval_shape(plain, lhs, rhs)  # lax's own checks and messages
     numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
     x, w = _from_lax(lhs, numbers.lhs_spec), jnp.transpose(rhs, (*numbers.rhs_spec[2:], *numbers.rhs_spec[1::-1]))
-    strides, lhs_dilation, rhs_dilation = (tuple(v or (1, 1)) for v in (window_strides, lhs_dilation, rhs_dilation))
-    window = [_wide(k, d) for k, d in zip(w.shape[:2], rhs_dilation)]
+    ones = (1,) * (lhs.ndim - 2)
+    strides, lhs_dilation, rhs_dilation = (tuple(v or ones) for v in (window_strides, lhs_dilation, rhs_dilation))
+    window = [_wide(k, d) for k, d in zip(w.shape, rhs_dilation)]
     if isinstance(padding, str):
-        padding = lax.padtype_to_pads(x.shape[1:3], window, strides, padding)
+        padding = lax.padtype_to_pads(x.shape[1:-1], window, strides, padding)
     pads = tuple((int(lo), int(hi)) for lo, hi in padding)
+    if solid:
+        planes = functools.partial(general_dilated, dimension_numbers=DIMENSIONS, precision=precision, rule=rule)
+        return _to_lax(conv3d.convolve(x, w, strides, pads, precision, rule, planes), numbers.out_spec, result.shape)
     if w.shape[:2] == (1, 1) and max(strides) > 1 and max(lhs_dilation) == 1 and pads == ((0, 0), (0, 0)):
         x, strides = x[:, :: strides[0], :: strides[1]], (1, 1)  # what is left is a dot
     spec = _Spec(

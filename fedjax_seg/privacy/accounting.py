@@ -97,6 +97,24 @@ def any_order_epsilon(noise_multiplier: float, epochs: int, delta: float, *, adj
     return float(dp_accounting.get_epsilon_gaussian(noise_multiplier / moved / math.sqrt(epochs), delta))
 
 
+def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
+    """Epsilon of one Gaussian mechanism, noise_multiplier = standard deviation / sensitivity. Exact.
+
+    Source: Balle and Wang (2018), Theorem 8. Whatever the adjacency, as long as the sensitivity is that adjacency's.
+    """
+    return any_order_epsilon(noise_multiplier, 1, delta)
+
+
+def gaussian_sigma(epsilon: float, delta: float) -> float:
+    """The least standard deviation / sensitivity that makes one Gaussian mechanism (epsilon, delta). Exact.
+
+    Source: Balle and Wang (2018), Algorithm 1: 3.73063 for (1, 1e-5) and 0.49989 for (10, 1e-5).
+    """
+    checks.number("epsilon", epsilon, low=0.0, above=0.0)
+    checks.number("delta", delta, low=0.0, above=0.0, high=0.5)
+    return float(dp_accounting.get_sigma_gaussian(epsilon, delta))
+
+
 def calibrate(target_epsilon: float, q: float, steps: int, delta: float) -> float:
     """The smallest noise multiplier whose `poisson_epsilon` is at most the target, rounded up by less than 2e-4.
 

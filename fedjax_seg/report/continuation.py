@@ -8,8 +8,10 @@ from fedjax_seg.report import checkpoint
 from fedjax_seg.report.writer import RunFolder
 
 
-def finished(folder: RunFolder, rounds: int) -> dict[str, Any] | None:
+def finished(folder: RunFolder, rounds: int, max_sim_hours: float = 0.0) -> dict[str, Any] | None:
     """The summary of a run that has done `rounds` rounds or more (said on stderr); None where there is something to do.
+
+    A run that its budget of simulated time has ended is finished until that budget is raised (0 = no budget).
 
     A finished run stays finished without its checkpoint; an unfinished one that is past `rounds` has no summary: {}.
 
@@ -18,6 +20,13 @@ def finished(folder: RunFolder, rounds: int) -> dict[str, Any] | None:
     """
     reached = checkpoint.latest(folder.path / "checkpoints")
     summary = folder.read_json("summary.json") if (folder.path / "DONE").exists() else None
+    stopped = summary.get("stopped") if summary else ""
+    if summary is not None and stopped:
+        before = float(summary["config"]["max_sim_hours"])
+        if 0 < max_sim_hours <= before:
+            if not folder.quiet:
+                print(f"stopped at round {summary['round']}: {stopped}; nothing to do", file=sys.stderr)
+            return summary
     if reached is None and summary is not None:
         reached = summary["round"]
         if reached < rounds:

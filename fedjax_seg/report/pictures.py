@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_seg.report.fets_figures import Case
 from fedjax_seg.report.scans import Scan
 
 PER_SITE, OVERLAYS = 6, 4  # slices of a site; test cases of each kind
@@ -17,10 +18,27 @@ class Pictures(NamedTuple):
     overlays: Sequence[Scan]
 
 
-def allowed(mode: str, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
-    """Whether cases may be shown: 2D slices with masks, and either asked for or synthetic ('auto')."""
-    drawable = arrays["x"].ndim == 4 and arrays["y"].ndim == 3
-    return drawable and (mode == "on" or (mode == "auto" and bool(about.get("synthetic"))))
+class VolumePictures(NamedTuple):
+    """Volumes to show.
+
+    Attributes:
+      example: a training case with all its channels, float [X, Y, Z, channels], and its truth; None = no site trains.
+      cases: segmented test cases.
+      channels, classes: names.
+      orientation: of the arrays, e.g. 'LPS'.
+    """
+
+    example: Case | None
+    cases: Sequence[Case]
+    channels: Sequence[str]
+    classes: Sequence[str]
+    orientation: str
+
+
+def allowed(mode: str, data: Any) -> bool:
+    """Whether cases may be shown: volumes or 2D slices with masks, and either asked for or synthetic ('auto')."""
+    drawable = data.store is not None or (data.arrays["x"].ndim == 4 and data.arrays["y"].ndim == 3)
+    return drawable and (mode == "on" or (mode == "auto" and bool(data.about.get("synthetic"))))
 
 
 def choose(
@@ -46,6 +64,24 @@ def choose(
         shown = own[np.unique(np.linspace(0, len(own) - 1, PER_SITE).astype(int))] if len(own) else own
         if len(shown):
             rows.append((site, [Scan("", _image(data, i), data.arrays["y"][i]) for i in shown]))
+    overlays = []
+    for value, k, t in ranked(data, plan, outputs, case_values, metric, OVERLAYS):
+        truth, predicted = masks({name: x[k] for name, x in outputs.items()}, np.array([t]))
+        title = f"{data.sites[k]}\n{metric} {value:.2f}"
+        overlays.append(Scan(title, _image(data, plan.test[k, t]), truth[0], predicted[0]))
+    return Pictures(rows, overlays)
+
+
+def ranked(
+    data: Any,
+    plan: Any,
+    outputs: Mapping[str, np.ndarray],
+    case_values: Callable[..., Mapping[str, np.ndarray]],
+    metric: str,
+    each: int,
+) -> list[tuple[float, int, int]]:
+    """(value, site, position) of the `each` worst, middle and best test cases: of the external sites where there are
+    any. Arguments as in `choose`."""
     tested = [k for k, site in enumerate(data.sites) if plan.test_sizes[k]]
     found = []
     for k in [k for k in tested if data.sites[k] in data.external] or tested:
@@ -53,14 +89,8 @@ def choose(
         values = np.asarray(case_values(mine, np.arange(plan.test_sizes[k]))[metric], float)
         found += [(float(v), k, t) for t, v in enumerate(values) if np.isfinite(v)]
     found.sort()
-    middle = max(0, len(found) // 2 - OVERLAYS // 2)
-    chosen = [*found[:OVERLAYS], *found[middle : middle + OVERLAYS], *found[-OVERLAYS:]]
-    overlays = []
-    for value, k, t in dict.fromkeys(chosen):
-        truth, predicted = masks({name: x[k] for name, x in outputs.items()}, np.array([t]))
-        title = f"{data.sites[k]}\n{metric} {value:.2f}"
-        overlays.append(Scan(title, _image(data, plan.test[k, t]), truth[0], predicted[0]))
-    return Pictures(rows, overlays)
+    middle = max(0, len(found) // 2 - each // 2)
+    return list(dict.fromkeys([*found[:each], *found[middle : middle + each], *found[-each:]]))
 
 
 def _image(data: Any, case: int) -> np.ndarray:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_seg.report import figures, privacy_report, scans, tables
+from fedjax_seg.report import fets_figures, figures, privacy_report, scans, tables
 from fedjax_seg.report.html import Section, write_report
-from fedjax_seg.report.pictures import Pictures
+from fedjax_seg.report.pictures import Pictures, VolumePictures
 from fedjax_seg.report.runs import Run
 from fedjax_seg.report.tables import Table
 
@@ -33,7 +33,7 @@ def write(
     rows: Sequence[Mapping[str, Any]],
     about: Mapping[str, Any],
     flow: Sequence[str],
-    pictures: Pictures | None = None,
+    pictures: Pictures | VolumePictures | None = None,
 ) -> None:
     """Writes figures/, report.md and report.html into a run's folder.
 
@@ -57,7 +57,7 @@ def write(
             "Cases",
             _cases_text(about),
             tables.cohort_tables(result["cohort"]),
-            _examples(pictures, drawn),
+            _institutions(result, about, drawn) + _examples(pictures, drawn),
             "\n".join(flow),
         ),
         Section("Definitions", "\n".join(f"- `{m}`: {rule[1]}" for m, rule in result["metrics"].items())),
@@ -65,17 +65,41 @@ def write(
     write_report(folder.path, title, sections)
 
 
-def _overlays(pictures: Pictures | None, folder: Path) -> list[tuple[Path, str]]:
+def _overlays(pictures: Pictures | VolumePictures | None, folder: Path) -> list[tuple[Path, str]]:
+    if isinstance(pictures, VolumePictures):
+        if not pictures.cases:
+            return []
+        path = fets_figures.segmentations(
+            pictures.cases, pictures.classes, folder, orientation=pictures.orientation
+        )  # fmt: skip
+        return [(path, "Test cases: the worst, the middle and the best ones; truth, then prediction.")]
     if not pictures or not pictures.overlays:
         return []
     path = scans.overlays(pictures.overlays, folder)
     return [(path, "Test cases: the worst, the middle and the best ones by the metric that is printed above each.")]
 
 
-def _examples(pictures: Pictures | None, folder: Path) -> list[tuple[Path, str]]:
+def _examples(pictures: Pictures | VolumePictures | None, folder: Path) -> list[tuple[Path, str]]:
+    if isinstance(pictures, VolumePictures):
+        if pictures.example is None:
+            return []
+        one, side = pictures.example, pictures.orientation
+        names = pictures.channels, pictures.classes
+        path = fets_figures.modalities(
+            one.image, one.truth, *names, folder, title=one.title, spacing=one.spacing, orientation=side
+        )
+        return [(path, "A training case: its channels, and its annotation.")]
     if not pictures or not pictures.examples:
         return []
     return [(scans.examples(pictures.examples, folder), "What the sites train on.")]
+
+
+def _institutions(result: Mapping[str, Any], about: Mapping[str, Any], folder: Path) -> list[tuple[Path, str]]:
+    """Patients per institution, of federations of volumes."""
+    if "channels" not in about or not result["cohort"]:
+        return []
+    sizes = {str(row["site"]): (row["train"], row["test"]) for row in result["cohort"]}
+    return [(fets_figures.institutions(sizes, folder), "Patients per institution.")]
 
 
 def _result_text(result: Mapping[str, Any], sites: Sequence[str]) -> str:

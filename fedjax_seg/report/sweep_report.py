@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_seg.report import figures, method_table, privacy_figures, statistics, tables
+from fedjax_seg.report import figures, method_table, privacy_figures, statistics, system_table, tables
 from fedjax_seg.report.html import Section, write_report
 from fedjax_seg.report.run_report import headline, inside_sites, tested_sites
 from fedjax_seg.report.runs import Run, replicas_of
@@ -67,6 +67,8 @@ def _group(folder: Path, group: str, runs: Sequence[Run], reference: str) -> Sec
         if method_table.applies(plain):
             made.append((f"{name}_methods", method_table.method_table(plain)))
             drawn += _trade_off(folder / "figures", name, plain, shown[0])
+        if system_table.applies(plain):
+            made.append((f"{name}_system", system_table.system_table(plain)))
         made.append((f"{name}_sites", tables.site_table(plain, shown, sites)))
         if any(run.label == reference for run in plain) and len(plain) > 1:
             made.append((f"{name}_paired_test", statistics.comparison_table(plain, reference)))

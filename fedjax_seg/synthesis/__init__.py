@@ -6,8 +6,9 @@ from typing import Any
 from fedjax_seg.core import checks
 from fedjax_seg.synthesis.connectomes import connectomes
 from fedjax_seg.synthesis.ct import ct
+from fedjax_seg.synthesis.mri import mri
 
-GENERATORS = {"connectomes": connectomes, "ct": ct}
+GENERATORS = {"connectomes": connectomes, "ct": ct, "mri": mri}
 
 
 def make(name: str, folder: str | Path, **options: Any) -> Path:

@@ -7,10 +7,12 @@ from fedjax_seg.core import checks
 from fedjax_seg.core.types import Task
 from fedjax_seg.tasks.classification import classification
 from fedjax_seg.tasks.segmentation import segmentation
+from fedjax_seg.tasks.volumetric import volumetric
 
 TASKS = {
     "classification": classification,
     "segmentation": segmentation,
+    "volumetric": volumetric,
 }
 
 

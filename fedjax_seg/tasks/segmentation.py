@@ -56,44 +56,26 @@ def segmentation(
     checks.one_of("task.one_empty", one_empty, ("diagonal", "undefined"))
     module = models.make(**model)
     rules = overlap.Rules(module.classes, surface, tolerance, hd95, both_empty, one_empty)
-    told = "mask" in inspect.signature(type(module).__call__).parameters
+    apply, look = partial(training_logits, module), partial(evaluation_logits, module)
 
     def init(key: Array, batch: Batch) -> Variables:
-        logits, variables = module.init_with_output(key, batch["x"], train=False)
-        if logits.shape[:-1] != batch["y"].shape:
-            raise checks.UserError(
-                f"task 'segmentation': model {model['name']!r} gives logits {logits.shape} for labels "
-                f"{batch['y'].shape}; a model with logits per voxel, and masks as labels expected"
-            )
-        return variables
-
-    def logits_of(variables: Variables, batch: Batch, train: bool) -> tuple[Array, dict[str, Any]]:
-        mutable = [name for name in variables if name != "params"] if train else []
-        real = {"mask": batch["mask"]} if told and train else {}
-        if mutable:
-            logits, updated = module.apply(variables, batch["x"], train=True, mutable=mutable, **real)
-        else:
-            logits, updated = module.apply(variables, batch["x"], train=train, **real), {}
-        return logits.astype(jnp.float32), updated
+        return initial_variables(module, key, batch, f"task 'segmentation': model {model['name']!r}")
 
     def loss_of(variables: Variables, batch: Batch, key: Array) -> tuple[Array, dict[str, Any]]:
-        logits, updated = logits_of(variables, batch, True)
+        logits, updated = apply(variables, batch, key)
         labels = one_hot(batch["y"], module.classes)
         value = jnp.zeros(len(logits))
         if loss != "dice":
             value = value + voxel_mean(cross_entropy(logits, labels))
         if loss != "cross_entropy":
             value = value + 1 - soft_dice(jax.nn.softmax(logits), labels, smooth)
-        mask = batch["mask"].astype(jnp.float32)
-        return jnp.sum(value * mask) / jnp.maximum(jnp.sum(mask), 1), updated
+        return real_mean(value, batch["mask"]), updated
 
     def outputs(variables: Variables, batch: Batch) -> dict[str, Array]:
-        logits, _ = logits_of(variables, batch, False)
-        return case_outputs(logits, batch, surface)
+        return case_outputs(look(variables, batch["x"]), batch, surface)
 
     def evidence(variables: Variables, batch: Batch) -> dict[str, Array]:
-        logits, _ = logits_of(variables, batch, False)
-        return features(logits, batch["y"], smooth)
+        return features(look(variables, batch["x"]), batch["y"], smooth)
 
     return Task(
         init=init,
@@ -107,6 +89,44 @@ def segmentation(
         evidence=evidence,
         masks=overlap.label_maps if surface else None,
     )
+
+
+def initial_variables(module: Any, key: Array, batch: Batch, what: str) -> Variables:
+    """The module's variables. Raises: UserError where its logits are not those of the labels' voxels."""
+    logits, variables = module.init_with_output(key, batch["x"], train=False)
+    if logits.shape[:-1] != batch["y"].shape:
+        raise checks.UserError(
+            f"{what} gives logits {logits.shape} for labels "
+            f"{batch['y'].shape}; a model with logits per voxel, and masks as labels expected"
+        )
+    return variables
+
+
+def training_logits(module: Any, variables: Variables, batch: Batch, key: Array) -> tuple[Array, dict[str, Any]]:
+    """float32 logits of a training batch, and the collections that it has updated ({} where there are none).
+
+    A module whose __call__ takes `mask` is told which examples are real; one with `dropout` > 0 draws from `key`.
+    """
+    told = "mask" in inspect.signature(type(module).__call__).parameters
+    options: dict[str, Any] = {"mask": batch["mask"]} if told else {}
+    if getattr(module, "dropout", 0) > 0:
+        options["rngs"] = {"dropout": key}
+    mutable = [name for name in variables if name != "params"]
+    if not mutable:
+        return module.apply(variables, batch["x"], train=True, **options).astype(jnp.float32), {}
+    logits, updated = module.apply(variables, batch["x"], train=True, mutable=mutable, **options)
+    return logits.astype(jnp.float32), updated
+
+
+def evaluation_logits(module: Any, variables: Variables, x: Array) -> Array:
+    """float32 [B, *space, classes]."""
+    return module.apply(variables, x, train=False).astype(jnp.float32)
+
+
+def real_mean(values: Array, mask: Array) -> Array:
+    """The mean of values [B] over the examples with mask 1; 0 where there are none."""
+    mask = mask.astype(jnp.float32)
+    return jnp.sum(values * mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
 def one_hot(y: Array, classes: int) -> Array:

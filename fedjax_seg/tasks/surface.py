@@ -10,7 +10,10 @@ voxel grid, differs from them.
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import ndimage
+from scipy import ndimage, spatial
+
+# More voxels than this per border voxel, and a search tree is faster than a distance transform (measured at 8 to 15).
+PER_POINT = 8
 
 
 def border(mask: np.ndarray) -> np.ndarray:
@@ -53,9 +56,36 @@ def directed_distances(
     """
     box = union_box(first, second)
     ours, theirs = border(first[box]), border(second[box])
-    to_theirs = ndimage.distance_transform_edt(~theirs, sampling=spacing)
-    to_ours = ndimage.distance_transform_edt(~ours, sampling=spacing)
-    return to_theirs[ours], to_ours[theirs]
+    steps = np.asarray(spacing, float)
+    sparse = ours.size > PER_POINT * (np.count_nonzero(ours) + np.count_nonzero(theirs))
+    nearest = by_tree if sparse else by_transform
+    return nearest(ours, theirs, steps), nearest(theirs, ours, steps)
+
+
+def by_tree(points: np.ndarray, targets: np.ndarray, spacing: np.ndarray) -> np.ndarray:
+    """Distance of every voxel of bool mask `points` to the nearest one of `targets`, float64 [number of points].
+
+    A search tree of the targets; its time depends on the number of voxels in the masks. Splitting at the middle
+    instead of the median builds faster and, for the regular points of a grid, searches no slower.
+    """
+    tree = spatial.cKDTree(np.argwhere(targets) * spacing, balanced_tree=False, compact_nodes=False)
+    away = points & ~targets
+    distances = np.zeros(points.shape)
+    distances[away] = tree.query(np.argwhere(away) * spacing)[0]
+    return distances[points]
+
+
+def by_transform(points: np.ndarray, targets: np.ndarray, spacing: np.ndarray) -> np.ndarray:
+    """The same by a distance transform, whose time depends on the size of the image.
+
+    Only the nearest target is asked for; its distance is needed at the points alone.
+    """
+    nearest = ndimage.distance_transform_edt(
+        ~targets, sampling=spacing, return_distances=False, return_indices=True
+    )  # fmt: skip
+    at = np.nonzero(points)
+    squares = [((to[at] - own) * step) ** 2 for to, own, step in zip(nearest, at, spacing)]
+    return np.sqrt(np.sum(squares, 0))
 
 
 def percentile_distance(distances: tuple[np.ndarray, np.ndarray], percent: float = 95.0, rule: str = "max") -> float:

@@ -35,8 +35,13 @@ ARROWS = {
     "assembly": {"data", "tasks", "clients", "aggregation", "privacy", "federation", "attacks"},
     "guarantee": {"assembly", "data", "federation", "privacy"},
     "attacking": {"assembly", "attacks", "data", "federation", "report"},
+    "volume_outputs": {"assembly", "report"},
+    "hospital_time": {"assembly", "federation", "report"},
+    "training": {"assembly", "attacking", "federation", "hospital_time", "report", "volume_outputs"},
+    "outcome": {"assembly", "attacking", "config", "hospital_time", "report", "training", "volume_outputs"},
     "experiment": {
         "assembly", "attacking", "guarantee", "config", "data", "synthesis", "federation", "report",
+        "hospital_time", "outcome", "training",
     },
     "main": {"config", "experiment"},
 }  # fmt: skip
@@ -50,7 +55,7 @@ HOMES = {
     "jax_privacy": lambda path: path == "clients/dp_sgd.py",
     "tensorflow_datasets": lambda path: path == "data/records.py",
     "PIL": lambda path: path == "data/raster.py",
-    "nibabel": lambda path: path == "data/nifti.py" or path == "synthesis/mri.py",
+    "nibabel": lambda path: path == "data/nifti.py",
     "tensorflow": lambda path: False,
     "torch": lambda path: False,
     "absl.flags": lambda path: is_command(path),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_seg.core.types import Cohort
 from fedjax_seg.federation import sampling
 
 ROUNDS = 200
@@ -32,6 +33,7 @@ CASES = {
         (9, {"size": 5, "released": True}, True),
         (9, {"size": 3, "released": True}, True),
     ],
+    "adaptive": [(9, {"size": 4}, True), (9, {"rho": 0.4, "temperature": 0.5, "explore": 0.3}, True)],
 }
 TABLE = [
     pytest.param(
@@ -144,3 +146,51 @@ def test_q_belongs_to_poisson_alone(name, clients, options, keyed):
     sampler, *_ = case(name, clients, options)
     assert sampler.q == options.get("q")
     assert sampler.truncated == (0 < options.get("capacity", 0) < clients)
+
+
+# A sampler with a memory must keep these promises after whatever it has seen.
+
+REMEMBERING = [name for name in CASES if sampling.make(name, 9, **CASES[name][0][1]).memory is not None]
+
+
+def test_only_the_adaptive_sampler_remembers():
+    assert REMEMBERING == ["adaptive"]
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_a_memory_keeps_the_promises_of_its_sampler(name):
+    clients, options, _ = CASES[name][0]
+    sampler = sampling.make(name, clients, **options)
+    memory = sampler.memory
+
+    def go(key):
+        def step(held, round):
+            cohort = memory.sample(key, round, held)
+            noise = jax.random.normal(jax.random.fold_in(key, round), (2, sampler.capacity))
+            # norms of any size, 0 and NaN among them; some rounds in which nobody's update counts
+            norms = jnp.where(noise[0] > 1, jnp.nan, jnp.where(noise[0] < -1, 0, 10 ** (10 * noise[0])))
+            return memory.observe(held, cohort, norms, (noise[1] > 0) & (round % 7 > 0) & ~jnp.isnan(norms)), cohort
+
+        return jax.lax.scan(step, memory.init(), jnp.arange(ROUNDS))
+
+    run = jax.jit(jax.vmap(go), compiler_options={"xla_backend_optimization_level": 0})
+    held, cohorts = run(jnp.stack([jax.random.key(s) for s in SEEDS]))
+    assert all(np.isfinite(np.asarray(x, float)).all() for x in jax.tree.leaves(held))
+    ids, present = map(np.asarray, cohorts)
+    assert ids.shape == present.shape == (len(SEEDS), ROUNDS, sampler.capacity)
+    assert ids.dtype == np.int32 and present.dtype == bool and ids.min() >= 0 and ids.max() < clients
+    there = membership(ids, present, clients)
+    assert (there.sum(-1) == present.sum(-1)).all() and present.sum(-1).min() >= sampler.min_cohort
+    assert there.sum(1).max() <= sampler.max_participations(ROUNDS) and there.sum(1).min() > 0
+    again, _ = run(jnp.stack([jax.random.key(s) for s in SEEDS]))
+    jax.tree.map(np.testing.assert_array_equal, again, held)
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_rows_that_are_absent_leave_no_trace_in_a_memory(name):
+    clients, options, _ = CASES[name][0]
+    memory = sampling.make(name, clients, **options).memory
+    held = memory.observe(memory.init(), Cohort(jnp.arange(3), jnp.ones(3, bool)), jnp.ones(3), jnp.ones(3, bool))
+    gone = Cohort(jnp.array([0, 5, 5]), jnp.zeros(3, bool))
+    after = memory.observe(held, gone, jnp.full(3, 9.0), jnp.ones(3, bool))
+    jax.tree.map(np.testing.assert_array_equal, after, held)

@@ -102,6 +102,29 @@ def test_labels_of_whole_images_stay():
     assert np.array_equal(jax.jit(augment.images(noise=0))(one, KEY)["y"], np.arange(6))
 
 
+def test_patches_and_labels_are_mirrored_alike_and_every_mirror_occurs():
+    place = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    one = {"x": jnp.asarray(np.repeat(place[None, ..., None], 400, 0)), "mask": jnp.ones(400)}
+    one["y"] = one["x"][..., 0].astype(jnp.uint8)
+    found = jax.jit(augment.volumes(intensity=0))(one, KEY)
+    assert np.array_equal(found["x"][..., 0].astype(np.uint8), found["y"])
+    turns = [tuple(a for a in range(3) if code >> a & 1) for code in range(8)]
+    hits = [[np.array_equal(y, np.flip(place, turn)) for turn in turns] for y in np.asarray(found["y"])]
+    assert np.array(hits).sum(1).tolist() == [1] * 400
+    assert np.abs(np.array(hits).sum(0) - 50).max() < 4.5 * np.sqrt(400 / 8 * 7 / 8)
+    still = jax.jit(augment.volumes(flips=(False, False, True), intensity=0))(one, KEY)["y"]
+    assert {tuple(y[:, :, 0].ravel()) for y in np.asarray(still)} == {tuple(place[:, :, i].ravel()) for i in (0, 3)}
+
+
+def test_channels_of_a_patch_change_their_contrast_apart():
+    one = {"x": jnp.ones((300, 2, 2, 2, 2)), "y": jnp.zeros((300, 2, 2, 2), jnp.uint8), "mask": jnp.ones(300)}
+    values = np.asarray(jax.jit(augment.volumes(intensity=0.2))(one, KEY)["x"])
+    assert np.ptp(values, (1, 2, 3)).max() == 0  # one draw for a whole channel
+    level = values[:, 0, 0, 0]  # 1 + s + o: variance 2 * 0.2^2 / 3
+    assert level.std(0) == pytest.approx(np.full(2, np.sqrt(2 * 0.04 / 3)), rel=0.15)
+    assert abs(np.corrcoef(level.T)[0, 1]) < 0.25
+
+
 @pytest.mark.parametrize(
     "name, options, text",
     [
@@ -109,6 +132,7 @@ def test_labels_of_whole_images_stay():
         ("images", {"shift": 0.5}, "augment.shift: 0.5 given, an integer"),
         ("images", {"noise": -1.0}, "augment.noise"),
         ("images", {"flip": True}, "unknown option 'flip'"),
+        ("volumes", {"flips": (True,)}, "augment.flips: .* three values"),
     ],
 )
 def test_wrong_options(name, options, text):

@@ -244,7 +244,7 @@ def test_rho_is_a_floor(clients, rho, size):
     assert sampling.make("uniform", clients, rho=rho).capacity == size
 
 
-SIZED = ["uniform", "static", "randomized_order", "sliding_window"]
+SIZED = ["uniform", "static", "randomized_order", "sliding_window", "adaptive"]
 BAD_SIZES = [
     ({"size": 0}, "size: 0 given"),
     ({"size": 6}, "size: 6 given"),
@@ -282,6 +282,9 @@ def test_bad_sizes_are_one_line(name, options, message):
         ("static", 5, {"members": (0,), "size": 1}, "only one of them expected"),
         ("static", 5, {"members": ()}, "neither of size and rho"),
         ("sliding_window", 5, {"size": 2, "released": "yes"}, "released: 'yes' given"),
+        ("adaptive", 5, {"size": 2, "temperature": 0.0}, "temperature: 0.0 given"),
+        ("adaptive", 5, {"size": 2, "explore": 0.0}, "explore: 0.0 given"),
+        ("adaptive", 5, {"size": 2, "explore": 1.5}, "explore: 1.5 given"),
         ("full", 0, {}, "number of clients: 0 given"),
         ("full", 5, {"size": 2}, "unknown option 'size'"),
         ("slidingwindow", 5, {"size": 2}, "did you mean 'sliding_window'"),

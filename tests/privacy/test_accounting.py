@@ -8,7 +8,7 @@ from scipy import optimize, stats
 
 from fedjax_seg.core.checks import UserError
 from fedjax_seg.core.types import Mechanism
-from fedjax_seg.privacy import accounting
+from fedjax_seg.privacy import accounting, composition
 
 DELTA = 1e-5
 LARGE, SMALL = (0.02, 5000), (0.04, 2500)  # 800 and 400 images, batches of 16, 100 rounds of one epoch
@@ -139,3 +139,96 @@ def test_no_noise_is_no_guarantee_and_few_cases_are_not_sampled():
     assert row["q_origin"] == "1 (10 units, batches of 16)" and "every example is in every step" in row["rests_on"]
     lost = ledger(PAPER._replace(noise_multiplier=0.2), units={"a": 800}, participations=2, capacity=20)["a"]
     assert lost["epsilon_pld"] == math.inf and lost["delta"] == 1
+
+
+def test_one_gaussian_both_ways():
+    """Balle and Wang (2018): 3.73063 and 0.49989 for epsilon 1 and 10; the classical formula is 4.8448 / epsilon."""
+    for epsilon, sigma in ((1.0, 3.73063), (10.0, 0.49989)):
+        assert abs(accounting.gaussian_sigma(epsilon, DELTA) - sigma) < 1e-4
+        assert abs(accounting.gaussian_epsilon(accounting.gaussian_sigma(epsilon, DELTA), DELTA) - epsilon) < 1e-5
+        assert abs(composition.classical_sigma(epsilon, DELTA) - 4.844805 / epsilon) < 1e-6
+    for epsilon, true_epsilon, true_delta in (
+        (0.5, 0.353, 1.6e-8),
+        (1, 0.751, 4.1e-8),
+        (5, 4.54, 1.3e-6),
+        (10, 10.39, 2.27e-5),
+    ):
+        z = composition.classical_sigma(epsilon, DELTA)
+        assert abs(accounting.gaussian_epsilon(z, DELTA) - true_epsilon) < 6e-3
+        assert composition.gaussian_delta(z, epsilon) == pytest.approx(true_delta, rel=0.05)
+
+
+CENTRAL = Mechanism("client", 2.0, 3.7306316, "zero-out", True)
+
+
+def rounds_ledger(mechanism=CENTRAL, **options):
+    given = {"rounds": 20, "participations": 4, "smallest_cohort": 6, "q": None, "truncated": False, "delta": DELTA}
+    made = composition.round_ledger(mechanism, **(given | options))
+    return made, {(r["what"], r["method"]): r for r in made["rows"]}
+
+
+# Published for 20 rounds of one release, at most 4 per client, delta 1e-5:
+# (z, exact 20, RDP 20, exact 4, RDP 4, exact 4 under replace-one, Poisson 6/33 PLD, RDP)
+RUNS = [
+    (3.7306316, 5.41, 5.83, 2.15, 2.34, 4.75, 0.889, 0.989),
+    (0.4998886, 77.4, 81.1, 24.4, 25.9, 65.3, 23.0, 26.1),
+    (1.0, 28.4, None, 10.0, None, 24.4, 6.08, 6.94),
+]
+
+
+@pytest.mark.parametrize("z, all20, all_rdp, four, four_rdp, replaced, poisson, poisson_rdp", RUNS)
+def test_the_ledger_of_rounds(z, all20, all_rdp, four, four_rdp, replaced, poisson, poisson_rdp):
+    near = lambda row, value: value is None or row["epsilon"] == pytest.approx(value, rel=4e-3)
+    made, rows = rounds_ledger(CENTRAL._replace(noise_multiplier=z), q=6 / 33)
+    assert near(rows["all rounds", "exact Gaussian"], all20) and near(rows["all rounds", "RDP"], all_rdp)
+    own = "rounds of one client"
+    assert near(rows[own, "exact Gaussian"], four) and near(rows[own, "RDP"], four_rdp)
+    assert near(rows[f"{own}, replace-one", "exact Gaussian"], replaced)
+    assert near(rows["all rounds", "Poisson, PLD"], poisson) and near(rows["all rounds", "Poisson, RDP"], poisson_rdp)
+    basic = rows["all rounds", "basic composition"]
+    assert basic["epsilon"] == pytest.approx(20 * made["epsilon_round"]) and basic["delta"] == pytest.approx(20 * DELTA)
+    assert made["epsilon"] == min(rows[own, "exact Gaussian"]["epsilon"], rows["all rounds", "Poisson, PLD"]["epsilon"])
+    assert all(r["status"] == "proven" for r in made["rows"] if r["method"] != "classical formula")
+
+
+def test_replace_one_mechanisms_are_not_doubled_again():
+    """Their noise multiplier refers to the replace-one sensitivity already."""
+    made, rows = rounds_ledger(CENTRAL._replace(adjacency="replace-one"))
+    assert made["epsilon"] == pytest.approx(gaussian_epsilon(2 / 3.7306316), rel=1e-5)
+    assert ("rounds of one client, replace-one", "exact Gaussian") not in rows
+
+
+@pytest.mark.parametrize(
+    "options, mechanism, words",
+    [
+        ({}, CENTRAL, "the sampler is not Poisson"),
+        ({"q": 6 / 33, "truncated": True}, CENTRAL, "cut to the capacity"),
+        ({"q": 6 / 33}, CENTRAL._replace(adjacency="replace-one"), "stated for replace-one"),
+    ],
+)
+def test_amplification_only_where_it_is_proven(options, mechanism, words):
+    made, rows = rounds_ledger(mechanism, participations=20, **options)
+    assert made["amplification"].startswith("none: ") and words in made["amplification"]
+    assert not any("Poisson" in method for _, method in rows)
+    assert made["epsilon"] == pytest.approx(5.41, abs=5e-3)
+
+
+def test_claims_without_a_proof_are_listed_as_claims():
+    """DP-SimAgg: 20 = 20 * 1 is claimed; 190 tensors of noise are 3800 releases: exact 134, if it were sound."""
+    paper = Mechanism("client", math.nan, 4.844805, "replace-one", False)
+    made, rows = rounds_ledger(paper, q=6 / 33, reasons=("Df is data",))
+    assert made["epsilon"] is None and made["sensitivity"] is None and made["reasons"] == ("Df is data",)
+    assert rows["all rounds", "basic composition"]["epsilon"] == pytest.approx(20, rel=1e-4)
+    assert rows["rounds of one client", "exact Gaussian"]["epsilon"] == pytest.approx(1.61, abs=5e-3)
+    assert {r["status"] for r in made["rows"]} == {"claimed, not proven"}
+    made, rows = rounds_ledger(paper, tensors=190)
+    assert rows["all rounds", "exact Gaussian"]["releases"] == 3800
+    assert rows["all rounds", "exact Gaussian"]["epsilon"] == pytest.approx(134, abs=0.6)
+    assert rows["all rounds", "basic composition"]["epsilon"] == pytest.approx(3800, rel=1e-4)
+
+
+def test_rounds_without_noise_have_no_ledger():
+    made, _ = rounds_ledger(CENTRAL._replace(noise_multiplier=0.0, formal=False))
+    assert made["epsilon"] is None and made["rows"] == [] and made["reasons"] == ("there is no noise",)
+    with pytest.raises(UserError, match="rounds: 0 given"):
+        rounds_ledger(rounds=0)

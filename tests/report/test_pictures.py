@@ -17,7 +17,7 @@ def federation(tested=12):
     n = 8 + tested
     x = np.arange(n, dtype=np.float32)[:, None, None, None] / 100 * np.ones((1, SIZE, SIZE, 1), np.float32)
     y = (np.arange(SIZE * SIZE).reshape(1, SIZE, SIZE) <= np.arange(n)[:, None, None]).astype(np.uint8)
-    data = SimpleNamespace(sites=("a", "b", "far"), external=("far",), arrays={"x": x, "y": y}, about={})
+    data = SimpleNamespace(sites=("a", "b", "far"), external=("far",), arrays={"x": x, "y": y}, about={}, store=None)
     train = np.array([[0, 1, 2], [3, 0, 0], [0, 0, 0]])
     test = np.zeros((3, tested), int)
     test[0, 0], test[2] = 4, 8 + np.arange(tested)
@@ -59,12 +59,13 @@ def test_examples_are_training_cases_of_every_site_that_trains():
 )
 def test_real_scans_are_not_shown_unless_asked(mode, synthetic, shown):
     data, _ = federation()
-    assert pictures.allowed(mode, {"synthetic": synthetic}, data.arrays) is shown
+    data.about = {"synthetic": synthetic}
+    assert pictures.allowed(mode, data) is shown
 
 
 def test_cases_without_masks_are_never_shown():
     arrays = {"x": np.zeros((2, 4, 4, 1)), "y": np.zeros(2)}
-    assert not pictures.allowed("on", {"synthetic": True}, arrays)
+    assert not pictures.allowed("on", SimpleNamespace(store=None, about={"synthetic": True}, arrays=arrays))
 
 
 def coloured(path, colour):

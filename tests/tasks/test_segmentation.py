@@ -327,3 +327,23 @@ def test_label_maps_are_the_masks_that_were_packed():
     found = overlap.label_maps(outputs, np.array([2, 0]))
     np.testing.assert_array_equal(found[0], truth[[2, 0]])
     np.testing.assert_array_equal(found[1], predicted[[2, 0]])
+
+
+def test_masks_may_have_names_and_overlap():
+    """Two masks of one case each way: the second one holds the first, counts are those of the pairs."""
+    rules = overlap.Rules(3, distances=False, names=(("core", "the core"), ("whole", "the whole")))
+    found = np.array([[[2, 0, 2], [6, 2, 0]], [[0, 0, 3], [0, 0, 0]]])
+    table = overlap.case_means(overlap.mask_columns(found, np.array([20, 20]), rules), rules)
+    np.testing.assert_allclose(table["dice_core"], [4 / 6, 0])
+    np.testing.assert_allclose(table["dice_whole"], [12 / 14, 1])
+    np.testing.assert_allclose(table["dice"], [(4 / 6 + 12 / 14) / 2, 0.5])
+    np.testing.assert_allclose(table["specificity_whole"], [12 / 14, 1])
+    counts = overlap.empties(found)
+    assert {name: n.tolist() for name, n in counts.items()} == {
+        "n_missed": [0, 1], "n_false_alarm": [0, 0], "n_both_empty": [0, 1],
+    }  # fmt: skip
+    metrics = overlap.definitions(rules)
+    assert metrics["dice_whole"][1].startswith("the whole only: ") and "masks (core, whole)" in metrics["dice"][1]
+    assert "foreground class" not in " ".join(text for _, text in metrics.values())
+    rows = {r["metric"]: (r["value"], r["n"]) for r in overlap.summary(table | counts, ("sensitivity", "n_missed"))}
+    assert rows == {"sensitivity": (0.375, 2), "n_missed": (1.0, 2)}

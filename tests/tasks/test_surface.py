@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
@@ -102,3 +103,14 @@ def test_distances_are_those_of_all_pairs_of_border_voxels(seed, shape, share):
     first, second = surface.directed_distances(*masks, spacing)
     np.testing.assert_allclose(first, pairs.min(1), atol=1e-9)
     np.testing.assert_allclose(second, pairs.min(0), atol=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.9])
+def test_both_ways_to_the_nearest_voxel_agree(share):
+    """The search tree, which sparse borders take, and the distance transform, which dense ones take."""
+    rng = np.random.default_rng(4)
+    points, targets = rng.random((2, 15, 11, 13)) < share
+    spacing = np.array([0.7, 1.3, 2.0])
+    tree, transform = (f(points, targets, spacing) for f in (surface.by_tree, surface.by_transform))
+    np.testing.assert_allclose(tree, transform, rtol=1e-12)
+    np.testing.assert_allclose(tree, cdist(np.argwhere(points) * spacing, np.argwhere(targets) * spacing).min(1))

@@ -1,0 +1,97 @@
+"""What a finished run leaves: the cases, the attack's verdict, the summary, figures and the report."""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from fedjax_seg import attacking, hospital_time, training, volume_outputs
+from fedjax_seg import config as configuration
+from fedjax_seg.assembly import Experiment
+from fedjax_seg.core import tree
+from fedjax_seg.report import pictures, rows, run_report, runs
+from fedjax_seg.training import Going, Trained
+
+
+def _cases(experiment: Experiment, outputs: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Rows of per_case.csv of all replicas."""
+    found: list[dict[str, Any]] = []
+    for r, replica in enumerate(experiment.replicas):
+        mine, plan, tag = (
+            tree.rows(outputs, r),
+            tree.rows(experiment.plan, r),
+            {"fold": replica.fold, "seed": replica.seed},
+        )
+        found += rows.cases(experiment.task, mine, plan.test_sizes, plan.test, experiment.data, tag)
+    return found
+
+
+def _attack(going: Going, reached: int) -> dict[str, Any]:
+    """The attack's verdict; its AUC of every round goes to the metrics."""
+    experiment, folder = going.experiment, going.folder
+    if going.watch is None:
+        return {}
+    target, shadow = attacking.recall(folder.path, reached), {}
+    if going.watch.shadow is not None:
+        clock = time.monotonic()
+        shadow = attacking.shadow_evidence(
+            experiment,
+            going.watch,
+            tuple(target),
+            going.stop,
+            folder.log,
+            lambda at: training.target(experiment.config, at),
+        )
+        folder.add_timing({"event": "shadow", "seconds": time.monotonic() - clock})
+    found = attacking.verdict(experiment, going.watch, target, shadow)
+    place = {"site": "all", "split": "attack"}
+    folder.add_rows(
+        {"round": row["round"], "fold": row["fold"], "seed": row["seed"], **place}
+        | {"metric": f"auc_{row['attack']}", "value": row["auc"], "n": row["n"]}
+        for row in found["curve"]
+    )
+    return found
+
+
+def finish(going: Going, trained: Trained) -> dict[str, Any]:
+    """Writes all of it; the content of summary.json."""
+    experiment, folder, config = going.experiment, going.folder, going.experiment.config
+    task, loaded, outputs = experiment.task, experiment.data, trained.outputs
+    folder.write_cases(_cases(experiment, outputs))
+    attack = _attack(going, trained.reached)
+    written = runs.read_rows(folder.path / "metrics.jsonl")
+    result = {
+        "label": config.label or config.aggregator.name,
+        "group": config.group,
+        "round": trained.reached,
+        "stopped": trained.stopped,
+        "protocol": config.protocol,
+        "sites": list(loaded.sites),
+        "external": list(loaded.external),
+        "classes": list(loaded.classes),
+        "metrics": {name: list(rule) for name, rule in task.metrics.items()},
+        "headline": list(task.headline),
+        "paired": task.paired,
+        "cohort": loaded.about.get("table1", []),
+        "participation": rows.participation(written, loaded.sites),
+        "results": training.score(experiment, outputs, trained.reached),
+        "privacy": going.promised,
+        "attack": attack,
+        "simulated": hospital_time.summary(written, trained.reached) if going.clocks else [],
+        "config": configuration.flat(configuration.plain(config)),
+    }
+    folder.add_timing({"event": "resources", **going.meter()})
+    run_report.write(folder, result, written, loaded.about, loaded.summary, _pictures(going, trained))
+    folder.finish(result)
+    folder.log(f"done: {folder.path / 'report.html'}")
+    return result
+
+
+def _pictures(going: Going, trained: Trained) -> pictures.Pictures | pictures.VolumePictures | None:
+    experiment, task, loaded = going.experiment, going.experiment.task, going.experiment.data
+    if not task.masks or not pictures.allowed(experiment.config.show_scans, loaded):
+        return None
+    if loaded.store is not None:
+        return volume_outputs.choose(experiment, trained.state, trained.plan, trained.outputs)
+    one = tree.rows(experiment.plan, 0)
+    return pictures.choose(loaded, one, tree.rows(trained.outputs, 0), task.masks, task.case_values, task.paired)
