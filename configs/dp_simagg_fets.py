@@ -127,7 +127,12 @@ def _variant(variant: str):
         c.data = slot("data", "fets", root="", partition="partitioning_2.csv")
         c.model = slot("model", "resunet3d")
         c.task = slot(
-            "task", "volumetric", loss="fets_dice", class_weights=INVERSE_FREQUENCY, regions="brats", labels=(0, 1, 2, 4)
+            "task",
+            "volumetric",
+            loss="fets_dice",
+            class_weights=INVERSE_FREQUENCY,
+            regions="brats",
+            labels=(0, 1, 2, 4),
         )
         c.clock = slot("clock", "fets")
         return c
@@ -135,7 +140,7 @@ def _variant(variant: str):
     small = {"patch": (32, 32, 32), "patches": 6, "normalise": "brain", "sampling": "balanced", "background": 0.2}
     task = {"tile": (32, 32, 32), "overlap": 0.5, "blend": "gaussian"}
     if variant == "hippocampus":
-        whole = {"patch": (40, 56, 40), "patches": 2, "normalise": "image"}  # most volumes fit into one patch
+        whole = {"patch": (40, 56, 40), "patches": 1, "normalise": "image"}  # most volumes fit into one patch
         c.data = slot("data", "msd", root="", partition="partitioning_12.csv", **{**small, **whole})
         c.model.classes = 3
         c.task = slot("task", "volumetric", tile=(40, 56, 40), overlap=0.25, blend="gaussian")

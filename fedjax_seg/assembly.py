@@ -70,7 +70,9 @@ def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData) ->
     how = replicas.layout(
         len(which), sampler.capacity, config.lanes, config.devices, {"map": False, "vmap": True}.get(config.replicas)
     )
-    rule = aggregation.make(clients=training, smallest_cohort=_smallest(sampler, loaded, which), **config.aggregator)
+    rule = aggregation.make(
+        clients=training, smallest_cohort=smallest_cohort(sampler, loaded, which), **config.aggregator
+    )
     aggregator = secure_sum.make(aggregator=rule, rule=config.aggregator.name, **config.secure_sum)
     aggregation.check_pair(client, aggregator)
     _check_together(config, client, aggregator, sampler, loaded)
@@ -96,7 +98,7 @@ def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData) ->
     return Experiment(config, loaded, task, client, parts, which, plan, how, attack, *functions)
 
 
-def _smallest(sampler: Any, loaded: federated.FederatedData, which: tuple[Replica, ...]) -> int:
+def smallest_cohort(sampler: Any, loaded: federated.FederatedData, which: tuple[Replica, ...]) -> int:
     """The fewest clients that a round of any replica can have: a sampled site without a training case is absent."""
     training = 1 + max(k for s in loaded.splits for k, cases in enumerate(s.train) if len(cases))
     without = max(sum(len(cases) == 0 for cases in loaded.splits[r.split].train[:training]) for r in which)
@@ -203,7 +205,7 @@ def _functions(config, task, parts, make_batches, how, arrays, which, plan, atta
         jitted = replicas.over_replicas(how, values)
         return lambda state, index, train_sizes: jitted(state, (index, train_sizes), arrays)
 
-    start = replicas.over_replicas(how, initialise)
+    start = replicas.over_replicas(how, initialise, once=True)
     go = replicas.over_replicas(how, many, donate=True)
     seeds = {
         "seed": np.array([r.seed for r in which], np.uint32),

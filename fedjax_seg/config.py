@@ -56,6 +56,7 @@ FREE_ON_RESUME = frozenset(
         *("rounds", "lanes", "devices", "replicas", "checkpoint", "label", "group", "grid", "require_gpu"),
         *("on_nonfinite", "on_empty", "data.root", "data.phenotypic", "data.series", "data.fold_file"),
         *("published", "show_scans", "max_sim_hours", "predictions", "data.cache", "data.workers", "data.ahead"),
+        "data.partition",
     )
 )
 

@@ -1,12 +1,17 @@
-"""What a run promises: its differential privacy per client, computed before it trains and printed with its origin."""
+"""What a run promises: its differential privacy, computed before it trains and printed with its origin.
+
+Two promises are possible, side by side: of DP-SGD, about the units of each client (`_of_units`), and of a private
+aggregator, about whole clients (`_of_clients`).
+"""
 
 import math
 from typing import Any
 
+import jax
 import ml_collections
 import numpy as np
 
-from fedjax_seg.assembly import Experiment, patient_numbers, plan_of, replicas_of
+from fedjax_seg.assembly import Experiment, patient_numbers, plan_of, replicas_of, smallest_cohort
 from fedjax_seg.core import checks
 from fedjax_seg.data.federated import FederatedData
 from fedjax_seg.federation import local_batches
@@ -38,11 +43,86 @@ def calibrated(config: ml_collections.ConfigDict, loaded: FederatedData) -> ml_c
 
 
 def of_run(experiment: Experiment) -> dict[str, Any]:
-    """The ledger of a run of DP-SGD: 'rows' per client, the worst client's 'epsilon' (None = no guarantee), 'text' for
-    the report and 'lines' for the log; {} for a client without a mechanism."""
+    """The ledger of a run with a mechanism: 'rows', the 'epsilon' of the whole run (None = no guarantee), 'delta',
+    'caption' of the rows, 'text' for the report and 'lines' for the log; {} for a run without one."""
+    units = _of_units(experiment) if experiment.client.mechanism else {}
+    clients = _of_clients(experiment) if experiment.parts.aggregator.mechanism else {}
+    if units and clients:
+        return units | {"clients": clients, "text": f"{units['text']}\n\n{clients['text']}"}
+    return units or clients
+
+
+def _of_clients(experiment: Experiment) -> dict[str, Any]:
+    """What an aggregator with noise once per round promises a client."""
+    from fedjax_seg.privacy import composition
+
+    mechanism, sampler, config = experiment.parts.aggregator.mechanism, experiment.parts.sampler, experiment.config
+    assert mechanism is not None
+    tensors = 1
+    if mechanism.per == "tensor":
+        shapes = jax.eval_shape(lambda: experiment.initial().variables)
+        tensors = len(jax.tree.leaves(shapes))
+    found = composition.round_ledger(
+        mechanism,
+        rounds=config.rounds,
+        participations=sampler.max_participations(config.rounds),
+        smallest_cohort=smallest_cohort(sampler, experiment.data, experiment.replicas),
+        q=sampler.q,
+        truncated=sampler.truncated,
+        delta=config.privacy.delta,
+        tensors=tensors,
+        reasons=mechanism.reasons,
+    )
+    text = _round_text(config.aggregator.name, found, tensors)
+    rows = [{"client": f"{row['what']}, {row['method']}"} | _finite(row) for row in found["rows"]]
+    rows = [{k: v for k, v in row.items() if k not in ("what", "method")} for row in rows]
+    about = {k: v for k, v in found.items() if k not in ("rows", "epsilon")}
+    return {
+        "epsilon": found["epsilon"],
+        "delta": config.privacy.delta,
+        "rows": rows,
+        "caption": "What one client is promised, by the releases that count and the way they are composed.",
+        "corner": "Releases",
+        "text": text,
+        "lines": text.split("\n\n")[:1],
+        **about,
+    }
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """Infinity is null in JSON."""
+    return {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in row.items()}
+
+
+def _round_text(rule: str, found: dict[str, Any], tensors: int) -> str:
+    z = f"noise multiplier {found['noise_multiplier']:.4g}"
+    if found["epsilon"] is None:
+        claimed = next((row for row in found["rows"] if row["status"] != "proven"), None)
+        text = f"Aggregator {rule} ({z}): NO privacy guarantee."
+        if claimed:
+            text += f" Claimed, not proven: epsilon {claimed['epsilon']:.4g} ({claimed['what']}, {claimed['method']})."
+        if tensors > 1:
+            text += f" {tensors} tensors are noised in every round, each a release of its own."
+        reasons = "".join(f"\n- {reason}" for reason in found["reasons"])
+        return f"{text}\n\nWhy:{reasons}" if reasons else text
+    text = (
+        f"Aggregator {rule}: client-level differential privacy ({found['adjacency']}), {z} on a sensitivity of"
+        f" {found['sensitivity']:.4g}: epsilon {found['epsilon']:.3f} at delta {found['delta']:.3g} for every client"
+        f" over {found['rounds']} rounds, of which one is in at most {found['participations']}; at least"
+        f" {found['smallest_cohort']} clients a round. One round: epsilon {found['epsilon_round']:.3f}."
+        f" Amplification by sampling: {found['amplification']}."
+    )
+    return text + (
+        "\n\nThe guarantee is about the models that the server releases, and trusts the server. It does not cover what"
+        " a simulation sees beside them: losses, norms and scores of the sites are computed without noise. The random"
+        " numbers are pseudo-random and follow from the seed, which a deployment must keep secret."
+    )
+
+
+def _of_units(experiment: Experiment) -> dict[str, Any]:
+    """The ledger of a run of DP-SGD, a row per client."""
     mechanism, config, data = experiment.client.mechanism, experiment.config, experiment.data
-    if mechanism is None:
-        return {}
+    assert mechanism is not None
     from fedjax_seg.privacy import accounting
 
     counted = _counts(config, data, mechanism.unit)

@@ -61,6 +61,14 @@ def ct_root(tmp_path_factory):
     return str(ct(tmp_path_factory.mktemp("ct") / "root", size=32, **sizes))
 
 
+@pytest.fixture(scope="session")
+def mri_root(tmp_path_factory):
+    """Synthetic brains of 24^3 voxels, two at each of twelve sites, as a FeTS folder, read only."""
+    from fedjax_seg.synthesis.mri import mri
+
+    return str(mri(tmp_path_factory.mktemp("mri") / "root", size=(24, 24, 24), sites=(2,) * 12))
+
+
 @pytest.fixture
 def no_figures(monkeypatch):
     """Runs of this process draw nothing: pictures are half of the time of a tiny run, and have tests of their own."""

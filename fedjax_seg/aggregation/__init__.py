@@ -4,17 +4,17 @@ from typing import Any
 
 from fedjax_seg.aggregation.averages import clipped_mean, mean, weighted_mean
 from fedjax_seg.aggregation.control_variates import check_pair, scaffold
-from fedjax_seg.aggregation.dp_simagg import NO_GUARANTEE, dp_simagg
+from fedjax_seg.aggregation.dp_simagg import dp_simagg
 from fedjax_seg.aggregation.hyperbolic import extrinsic_mean, gyro_mean
 from fedjax_seg.aggregation.lift import lift, lift_sum
 from fedjax_seg.aggregation.normalised import fednova
-from fedjax_seg.aggregation.private import GEYER_NO_GUARANTEE, dp_fedavg, geyer, local_dp, private_sim_agg
+from fedjax_seg.aggregation.private import dp_fedavg, geyer, local_dp, private_sim_agg
 from fedjax_seg.aggregation.robust import geometric_median, krum, median, multi_krum, trimmed_mean
 from fedjax_seg.aggregation.similarity import reg_sim_agg, sim_agg
 from fedjax_seg.core import checks
 from fedjax_seg.core.types import Aggregator
 
-__all__ = ["AGGREGATORS", "WITHOUT_GUARANTEE", "check_pair", "lift", "lift_sum", "make"]
+__all__ = ["AGGREGATORS", "check_pair", "lift", "lift_sum", "make"]
 
 AGGREGATORS = {
     "mean": mean,
@@ -37,8 +37,6 @@ AGGREGATORS = {
     "geyer": geyer,
     "local_dp": local_dp,
 }
-# Why the noise of these rules promises nothing, in sentences for a report.
-WITHOUT_GUARANTEE = {"dp_simagg": NO_GUARANTEE, "geyer": GEYER_NO_GUARANTEE}
 
 
 def make(name: str, *, clients: int | None = None, smallest_cohort: int | None = None, **options: Any) -> Aggregator:

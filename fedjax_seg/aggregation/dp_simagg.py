@@ -134,6 +134,8 @@ def dp_simagg(
         metrics |= {"sigma_mean": jnp.mean(sigma), "sigma_max": jnp.max(sigma), "sensitivity_mean": jnp.mean(change)}
         return out, state, metrics
 
-    mechanism = Mechanism("client", math.nan, factor, "replace-one", formal=False) if noise else None
+    mechanism = None
+    if noise:
+        mechanism = Mechanism("client", math.nan, factor, "replace-one", False, reasons=NO_GUARANTEE, per="tensor")
     kept = set() if noise else {"permutation", "orthogonal"}
     return lifted._replace(decode=decode, mechanism=mechanism, properties=frozenset({"weighted", *kept}))

@@ -188,7 +188,7 @@ def geyer(noise_multiplier: float = 1.0) -> Aggregator:
             delta = {**delta, "params": gaussian.add_noise(delta["params"], key, stddev)}
         return delta, state, metrics
 
-    mechanism = Mechanism("client", math.nan, float(noise_multiplier), "zero-out", formal=False)
+    mechanism = Mechanism("client", math.nan, float(noise_multiplier), "zero-out", False, reasons=GEYER_NO_GUARANTEE)
     kept = {"permutation"} if noise_multiplier else {*_ISOTROPIC, "scale", "consensus"}
     return plain._replace(decode=decode, mechanism=mechanism, properties=frozenset(kept))
 
@@ -240,7 +240,7 @@ def _bounded(aggregator: Aggregator, what: str, clip: float) -> Callable[..., Tr
 def clip_to(params: Tree, clip: float) -> Tree:
     """params min(1, clip / ||params||) over all leaves; finite for finite input of any size, also in its gradient."""
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(params)]))
-    # The square of 1e30 is no float32, and neither is 1/3e38: squares are taken at scale 1, and it is reached in halves.
+    # The square of 1e30 is no float32, nor is 1/3e38: squares are taken at scale 1, which is reached in halves.
     unit = jax.lax.stop_gradient(jnp.maximum(largest, clip))
     half = jnp.sqrt(unit)
     scaled = jax.tree.map(lambda x: x / half.astype(x.dtype) / half.astype(x.dtype), params)

@@ -68,13 +68,25 @@ class AuditedLowerBound(NamedTuple):
 
 
 class Mechanism(NamedTuple):
-    """A noise mechanism as data, so that accounting never looks into a closure."""
+    """A noise mechanism as data, so that accounting never looks into a closure.
+
+    Attributes:
+      unit: whose data one change is: 'client', 'patient' or 'example'.
+      sensitivity: in the units of what is noised; NaN where it depends on the data.
+      noise_multiplier: standard deviation / sensitivity.
+      adjacency: 'replace-one', 'add-remove' or 'zero-out'.
+      formal: whether a guarantee follows.
+      reasons: why none does.
+      per: 'model' (one release per round or step) or 'tensor' (one for every tensor).
+    """
 
     unit: str
     sensitivity: float
     noise_multiplier: float
     adjacency: str
     formal: bool
+    reasons: tuple[str, ...] = ()
+    per: str = "model"
 
 
 class Cohort(NamedTuple):

@@ -60,11 +60,15 @@ def _useful(devices: int, replicas: int, cohort: int) -> bool:
     return devices // math.gcd(replicas, devices) <= cohort
 
 
-def over_replicas(how: Layout, function: Callable[..., Tree], donate: bool = False) -> Callable[..., Tree]:
+def over_replicas(
+    how: Layout, function: Callable[..., Tree], donate: bool = False, once: bool = False
+) -> Callable[..., Tree]:
     """jit of function(replica-th rows of the first argument's leaves and the second's, *shared), stacked again.
 
     The first two arguments have a leading axis R; the others are shared by all replicas. With `donate` the first
-    argument's buffers are reused for the first output, which must have its structure.
+    argument's buffers are reused for the first output, which must have its structure. With `once` the program runs a
+    single time and need not be fast: on a CPU it is compiled without the optimiser. (Random numbers are short to draw
+    and long to compile: 2 s a tensor, half a minute for a 3D network.)
     """
 
     def local(state: Tree, plan: Tree, *shared: Tree) -> Tree:
@@ -77,7 +81,9 @@ def over_replicas(how: Layout, function: Callable[..., Tree], donate: bool = Fal
         inside = jax.shard_map(local, mesh=how.mesh, in_specs=specs, out_specs=P("replica"), check_vma=False)
         return inside(state, plan, *shared)
 
-    return jax.jit(spread, donate_argnums=(0,) if donate else ())
+    quick = once and how.mesh.devices.flat[0].platform == "cpu"
+    options = {"xla_backend_optimization_level": 0} if quick else None
+    return jax.jit(spread, donate_argnums=(0,) if donate else (), compiler_options=options)
 
 
 def over_cases(how: Layout, function: Callable[..., Tree]) -> Callable[..., Tree]:

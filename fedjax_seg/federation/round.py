@@ -122,6 +122,8 @@ def one_round(
     )
     variables, server_opt = server.step(parts.server, state.variables, delta, state.server_opt)
     empty = jnp.sum(jnp.where(counted.present, info["weight"], 0)) <= 0
+    if parts.aggregator.mechanism and parts.aggregator.mechanism.formal:
+        empty = jnp.zeros((), bool)  # noise comes all the same: else a still model would tell that nobody came
     nonfinite = jnp.any(cohort.present & ~info["finite"])
     broken = ~empty & ~jnp.isfinite(tree.squared_norm(delta))  # finite messages, but their aggregate is not
     halt = broken | (nonfinite & (not parts.skip_nonfinite)) | (empty & (not parts.skip_empty))

@@ -6,8 +6,7 @@ from typing import Any
 
 from fedjax_seg.report import tables
 from fedjax_seg.report.privacy_report import attack_values
-from fedjax_seg.report.run_report import headline, inside_sites
-from fedjax_seg.report.runs import Run, replicas_of
+from fedjax_seg.report.runs import Run, headline, inside_sites, replicas_of
 from fedjax_seg.report.tables import Cell, Table
 
 ATTACK, EPSILON = "attack_auc", "epsilon"

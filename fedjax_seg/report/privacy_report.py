@@ -1,7 +1,7 @@
 """What a run says about privacy: the guarantee that was accounted, and what attacks found."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ def sections(run: Run, figures: Path) -> list[Section]:
     made = []
     guarantee = run.summary.get("privacy")
     if guarantee:
-        made.append(Section("Privacy guarantee", guarantee["text"], _ledger(guarantee["rows"])))
+        tables_of = [t for g in (guarantee, guarantee.get("clients")) if g for t in _ledger(g)]
+        made.append(Section("Privacy guarantee", guarantee["text"], tables_of))
     attack = run.summary.get("attack")
     if attack:
         drawn = [
@@ -45,14 +46,15 @@ def attack_values(summary: Mapping[str, Any], kind: str = "shadow", field: str =
     return [float(np.mean(values)) for values in found.values()]
 
 
-def _ledger(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+def _ledger(guarantee: Mapping[str, Any]) -> list[Table]:
+    rows = guarantee["rows"]
     if not rows:
         return []
     names = [key for key in rows[0] if key != "client"]
     cells = [tuple(_cell(row[key]) for key in names) for row in rows]
-    caption = "One row per client: what its own units are promised over the whole run."
-    labels = tuple(str(row["client"]) for row in rows)
-    return [Table(caption, "Client", tuple(("", n) for n in names), labels, tuple(cells), ("",) * len(names))]
+    caption = guarantee.get("caption", "One row per client: what its own units are promised over the whole run.")
+    labels, corner = tuple(str(row["client"]) for row in rows), guarantee.get("corner", "Client")
+    return [Table(caption, corner, tuple(("", n) for n in names), labels, tuple(cells), ("",) * len(names))]
 
 
 def _cell(value: Any) -> Cell:

@@ -4,27 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_seg.report import fets_figures, figures, privacy_report, scans, tables
+from fedjax_seg.report import fets_figures, figures, privacy_report, scans, system_table, tables
 from fedjax_seg.report.html import Section, write_report
 from fedjax_seg.report.pictures import Pictures, VolumePictures
-from fedjax_seg.report.runs import Run
+from fedjax_seg.report.runs import Run, headline, tested_sites
 from fedjax_seg.report.tables import Table
-
-
-def tested_sites(result: Mapping[str, Any]) -> list[str]:
-    """Sites that have test results, in client order (a pooled training client has none)."""
-    found = {row["site"] for row in result["results"]}
-    return [site for site in result["sites"] if site in found]
-
-
-def inside_sites(result: Mapping[str, Any]) -> list[str]:
-    """Tested sites that are part of the federation: those that means over sites are made of."""
-    return [site for site in tested_sites(result) if site not in result.get("external", ())]
-
-
-def headline(result: Mapping[str, Any]) -> tuple[str, ...]:
-    """The metrics that tables and figures show."""
-    return tuple(result.get("headline", ())) or tuple(result["metrics"])[:3]
 
 
 def write(
@@ -52,6 +36,7 @@ def write(
     sections = [
         Section("Result", _result_text(result, sites), _result_tables(run, sites, shown), _overlays(pictures, drawn)),
         *privacy_report.sections(run, drawn),
+        *([Section("Cost", "", [system_table.system_table([run])])] if system_table.applies([run]) else []),
         Section("Course of the run", _course_text(result), (), _course(run, drawn, sites, shown)),
         Section(
             "Cases",

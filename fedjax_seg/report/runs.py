@@ -119,3 +119,19 @@ def replicas_of(run: Run, metric: str, split: str = "test") -> list[dict[str, fl
             together.setdefault(site, []).append(value)
     mean = lambda found: float(np.mean([v for v in found if not math.isnan(v)] or [math.nan]))
     return [{site: mean(found) for site, found in together.items()} for together in joined.values()]
+
+
+def tested_sites(result: Mapping[str, Any]) -> list[str]:
+    """Sites that have test results, in client order (a pooled training client has none)."""
+    found = {row["site"] for row in result["results"]}
+    return [site for site in result["sites"] if site in found]
+
+
+def inside_sites(result: Mapping[str, Any]) -> list[str]:
+    """Tested sites that are part of the federation: those that means over sites are made of."""
+    return [site for site in tested_sites(result) if site not in result.get("external", ())]
+
+
+def headline(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """The metrics that tables and figures show."""
+    return tuple(result.get("headline", ())) or tuple(result["metrics"])[:3]

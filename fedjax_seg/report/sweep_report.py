@@ -9,8 +9,7 @@ import numpy as np
 
 from fedjax_seg.report import figures, method_table, privacy_figures, statistics, system_table, tables
 from fedjax_seg.report.html import Section, write_report
-from fedjax_seg.report.run_report import headline, inside_sites, tested_sites
-from fedjax_seg.report.runs import Run, replicas_of
+from fedjax_seg.report.runs import Run, headline, inside_sites, replicas_of, tested_sites
 from fedjax_seg.report.tables import Table
 from fedjax_seg.report.writer import write_atomic
 

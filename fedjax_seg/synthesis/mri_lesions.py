@@ -135,7 +135,7 @@ def plan(random: np.random.Generator, rough: Head, shift: float = 0.0) -> Plan:
         centres=np.asarray(centres, np.float32),
         sizes=np.asarray([1.0, random.uniform(0.35, 0.7)][: len(centres)], np.float32),
         forms=np.asarray(forms, np.float32),
-        lean=(0.3 * lean / np.linalg.norm(lean)).astype(np.float32),
+        lean=(random.uniform(0.05, 0.8) * lean / np.linalg.norm(lean)).astype(np.float32),
         coarse=mri_fields.noise(random, 20.0),
         middle=mri_fields.noise(random, 9.0),
         fine=mri_fields.noise(random, 4.0),
@@ -173,7 +173,7 @@ def draw(this: Plan, head: Head, at: Grid) -> Lesion:
     across = np.maximum(-np.sign(this.centres[0, 0]) * head.places[0][near], 0)
     spread = np.maximum(ball - edge, 0) * 0.8 + 0.2 * np.sqrt((off[0] ** 2).sum(0)) - this.lean @ off[0]
     spread = spread + 3.4 * coarse + 2.3 * middle + 0.9 * fine + 5 * grey + 30 * below + 0.8 * across
-    spread = spread + 40 * np.maximum(fluid - 0.5, 0)  # readers do not cut thin sulci out
+    spread = spread + 60 * np.maximum(fluid - 0.35, 0)  # readers do not cut thin sulci out
     spread = np.where(core, -np.inf, spread)
     outer, whole = _smallest(spread, this.volumes.whole, ml)
 

@@ -79,9 +79,14 @@ def program(**options):
         delta, _, metrics = aggregator.decode(total, cohort, {}, variables=server, round=jnp.int32(0), key=key)
         return delta, metrics
 
-    return lambda deltas, key=0, examples=EXAMPLES: run(
-        deltas, jax.random.key(key), jax.tree.map(jnp.asarray, SERVER), jnp.asarray(examples)
-    )
+    def call(deltas, key=0):
+        server, examples = jax.tree.map(jnp.asarray, SERVER), jnp.asarray(EXAMPLES)
+        if np.ndim(key):
+            keys = jax.vmap(jax.random.key)(key)
+            return jax.vmap(run, in_axes=(None, 0, None, None))(deltas, keys, server, examples)
+        return run(deltas, jax.random.key(key), server, examples)
+
+    return call
 
 
 def expected_of(deltas, of="weights", shares="normalised", **options):
@@ -139,16 +144,14 @@ def test_the_noise_is_gaussian_with_the_estimated_scale():
         clean, _ = program(noise=False)(deltas)
         _, change = expected_of(deltas)
         sigma = dict(zip(("mean", "bias", "gain", "kernel"), FACTOR * change))
-        noise = [jax.tree.map(np.subtract, program()(deltas, key)[0], clean) for key in range(rounds)]
+        noise = jax.tree.map(np.subtract, program()(deltas, np.arange(rounds))[0], clean)
         for leaf, name in {leaf: part for part in SERVER for leaf in SERVER[part]}.items():
-            values = np.stack([np.ravel(n[name][leaf]) for n in noise])
+            values = noise[name][leaf]
             statistic = np.sum((values / sigma[leaf]) ** 2)
             assert 1e-4 < scipy.stats.chi2.sf(statistic, values.size) < 1 - 1e-4, leaf
             assert abs(values.mean()) < 5 * sigma[leaf] / math.sqrt(values.size)
-        assert (
-            scipy.stats.kstest(np.stack([n["params"]["kernel"] for n in noise]).ravel() / sigma["kernel"], "norm")[1]
-            > 1e-4
-        )
+        kernels = noise["params"]["kernel"].ravel() / sigma["kernel"]
+        assert scipy.stats.kstest(kernels, "norm").pvalue > 1e-4
         assert sigma["mean"] == pytest.approx(FACTOR * CLIP)
 
 
@@ -182,7 +185,7 @@ def test_nothing_is_promised():
     assert (mechanism.unit, mechanism.formal) == ("client", False) and math.isnan(mechanism.sensitivity)
     assert mechanism.noise_multiplier == pytest.approx(4.8448, abs=1e-4)
     assert make("dp_simagg", noise=False).mechanism is None
-    reasons = aggregation.WITHOUT_GUARANTEE["dp_simagg"]
+    reasons = aggregation.make("dp_simagg").mechanism.reasons
     assert len(reasons) == 8 and all("\n" not in r and len(r) < 160 for r in reasons)
 
 

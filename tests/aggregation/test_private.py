@@ -44,7 +44,8 @@ def clipped(rows, clip=CLIP):
 
 @functools.cache
 def program(name, **options):
-    """A round: (deltas, present, key) -> delta, with a key of its own for every client, as the engine gives them."""
+    """A round: (deltas, present, key) -> delta, with a key of its own for every client, as the engine gives them; for
+    keys [M] so many of them side by side."""
     aggregator = make(name, **NAMES.get(name, {}), **options)
     variables = {"params": {k: jnp.zeros(s) for k, s in SHAPES.items()}}
 
@@ -64,7 +65,13 @@ def program(name, **options):
         )
         return delta["params"], metrics
 
-    return lambda deltas, present=(True,) * N, key=0: run(deltas, jnp.asarray(present), jax.random.key(key))
+    many = jax.vmap(run, in_axes=(None, None, 0))
+
+    def call(deltas, present=(True,) * N, key=0):
+        how = many if np.ndim(key) else run
+        return how(deltas, jnp.asarray(present), jax.vmap(jax.random.key)(key) if np.ndim(key) else jax.random.key(key))
+
+    return call
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -152,7 +159,8 @@ def test_the_noise_has_the_calibrated_scale(name, options, stddev):
     deltas = deltas_of(5)
     quiet = flat(program(name, noise_multiplier=0.0, **options)(deltas)[0])
     loud = program(name, noise_multiplier=1.5, **options)
-    noise = np.stack([flat(loud(deltas, key=key)[0]) - quiet for key in range(150)]) / stddev
+    noisy = loud(deltas, key=np.arange(150))[0]
+    noise = (np.concatenate([np.reshape(noisy[k], (150, -1)) for k in SHAPES], axis=1) - quiet) / stddev
     assert 1e-4 < scipy.stats.chi2.sf(np.sum(noise**2), noise.size) < 1 - 1e-4
     assert scipy.stats.kstest(noise.ravel(), "norm").pvalue > 1e-4
     assert np.max(np.abs(np.corrcoef(noise.T) - np.eye(10))) < 5 / math.sqrt(150)
@@ -206,7 +214,8 @@ def test_geyer_clips_to_the_median_norm_and_promises_nothing():
     np.testing.assert_allclose(flat(delta), expected, rtol=1e-5, atol=1e-7)
     assert metrics["median_norm"] == pytest.approx(middle, rel=1e-6)
     loud = program("geyer", noise_multiplier=1.5)
-    noise = np.stack([flat(loud(deltas, present, key)[0]) - expected for key in range(150)])
+    noisy = loud(deltas, present, np.arange(150))[0]
+    noise = np.concatenate([np.reshape(noisy[k], (150, -1)) for k in SHAPES], axis=1) - expected
     statistic = np.sum((noise / (1.5 * middle / 4)) ** 2)
     assert 1e-4 < scipy.stats.chi2.sf(statistic, noise.size) < 1 - 1e-4
     made = make("geyer", noise_multiplier=1.5)

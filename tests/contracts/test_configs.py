@@ -4,6 +4,7 @@ import ast
 import inspect
 import itertools
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from fedjax_seg import config as configuration
 from fedjax_seg import experiment, main
 from fedjax_seg.core.checks import UserError
 
+sys.path.append(str(ROOT / "tests" / "data"))
+from volume_folder import msd_folder
+
 FILES = sorted((ROOT / "configs").glob("*.py"))
 
 
@@ -25,6 +29,11 @@ def words_of(name):
     if name == "fedonco_bench":
         methods = ("fedavg", "fedprox", "fedbn", "dp_sgd", "centralised", "local", "fedper", "scaffold", "fednova")
         return [None, "small", "lidc", "ci", "fedbn,lidc", *(f"ci,{m}" for m in methods)]
+    if name == "dp_simagg_fets":
+        groups = ("table2", "table1", "similarity", "sound", "ablation")
+        swept = [f"{v},{g}" for v in ("paper", "small", "ci", "hippocampus") for g in groups]
+        grids = (configuration.load(ROOT / "configs" / f"{name}.py", f"ci,{g}").grid for g in groups)
+        return [None, *swept, *dict.fromkeys(w for grid in grids for w in grid), "simagg,paper"]
     assert name == "fedhavg_abide", f"tell here which words configs/{name}.py takes"
     found = [None, "all17", "released,all17,gbar", "paper,ext,c=0.5,gamma=3", "released,krum,corrupt=random"]
     for grid, profile in itertools.product(
@@ -50,18 +59,31 @@ def slices(folder):
     return str(folder)
 
 
+def decathlon(folder):
+    """Twelve sites of two tiny volumes each."""
+    ids = msd_folder(folder, 24)
+    rows = "".join(f"{i // 2 + 1},{name}\r\n" for i, name in enumerate(ids))
+    (folder / "partitioning_12.csv").write_text(f"Partition_ID,Subject_ID\r\n{rows}")
+    return str(folder)
+
+
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory, ct_root):
+def loaded(tmp_path_factory, ct_root, mri_root):
     """config -> its data, from a small synthetic folder of its kind; equal data are read once."""
     folder = tmp_path_factory.mktemp("configs")
     sites = (("NYU", 14), ("UM", 12), ("UCLA", 11), ("USM", 10), ("YALE", 10))
     root, kept = tiny_runs.folder(folder / "pcp", sites=sites), {}
 
-    folders = {"tfds": ct_root, "images2d": slices(folder / "slices")}
+    folders = {"tfds": ct_root, "images2d": slices(folder / "slices"), "fets": mri_root}
+    folders["msd"] = decathlon(folder / "msd")
 
     def load(config):
         if config.data.name in folders or not config.synthesis.name:
             config.data.root = folders.get(config.data.name, root)
+        if "cache" in config.data:
+            config.data.cache = str(folder / "cache")
+        if config.data.name == "fets":
+            config.data.partition = "partitioning.csv"
         key = repr([configuration.flat(config.data), configuration.flat(config.synthesis), config.protocol])
         if key not in kept:
             kept[key] = experiment.load_data(config, folder)
@@ -101,7 +123,8 @@ def leaves():
     one_of_each = [("fedhavg_quickstart", None)]
     one_of_each += [("fedhavg_abide", f"paper,{m}") for m in ("fedavg", "median", "trimmed", "ext", "gbar")]
     one_of_each += [("fedonco_bench", f"ci,{m}") for m in ("fedavg", "dp_sgd", "scaffold", "fednova")]
-    one_of_each += [("fedonco_bench", "lidc,fedavg")]
+    one_of_each += [("fedonco_bench", "lidc,fedavg"), ("dp_simagg_fets", "hippocampus,simagg_released")]
+    one_of_each += [("dp_simagg_fets", f"small,{m}") for m in ("simagg", "dp_eps1", "sound_tight", "local_dp", "geyer")]
     one_of_each += [("fedhavg_abide", f"released,{m}") for m in ("geometric_median", "multi_krum", "clipped")]
     seen = set()
     for name, words in one_of_each:
@@ -147,8 +170,12 @@ def test_slots_take_exactly_the_options_of_their_maker(room):
 
 def test_free_keys_exist():
     """A misspelt key in FREE_ON_RESUME would forbid what it should allow."""
-    known = configuration.load(ROOT / "configs" / "fedhavg_abide.py", "paper,ext")
+    slices, volumes = (
+        configuration.load(ROOT / "configs" / f"{name}.py", words)
+        for name, words in (("fedhavg_abide", "paper,ext"), ("dp_simagg_fets", "simagg"))
+    )
     for key in configuration.FREE_ON_RESUME:
+        known = volumes if key in ("data.cache", "data.workers", "data.ahead", "data.partition") else slices
         if key == "published":  # a group of whatever metrics a paper printed
             assert key in known
             continue

@@ -119,7 +119,9 @@ def test_a_name_that_starts_like_another(tmp_path):
     """The folder's name is cut off whole parts only: FeTS_1 is no prefix of FeTS_12."""
     named(tmp_path, "FeTS_1", *(f"FeTS_12_{k}.nii" for k in KINDS))
     named(tmp_path, "patient_t1", *(f"patient_t1_{k}.nii" for k in KINDS))
-    assert [s.id for s in fets_tree(tmp_path).subjects] == ["FeTS_1", "patient_t1"]
+    named(tmp_path, "s", *(f"{k}.nii" for k in KINDS))  # seg.nii is not the 'eg' of s
+    tree = fets_tree(tmp_path, labels=True)
+    assert [s.id for s in tree.subjects] == ["FeTS_1", "patient_t1", "s"] and tree.notes == ()
 
 
 def test_no_folder_of_subjects(tmp_path):

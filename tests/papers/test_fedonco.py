@@ -9,7 +9,7 @@ import pytest
 from tiny_runs import ROOT, assert_same_run, rows
 
 from fedjax_seg import config as configuration
-from fedjax_seg import experiment, tasks
+from fedjax_seg import experiment, outcome, tasks
 from fedjax_seg.core.checks import UserError
 from fedjax_seg.report import runs, sweep_report
 
@@ -41,7 +41,7 @@ def done(ct_root, tmp_path_factory):
         if method not in kept:
             with pytest.MonkeyPatch.context() as patch:
                 if method != "fedavg":  # pictures are half of the time of a tiny run
-                    patch.setattr(experiment.run_report, "write", lambda *unused: None)
+                    patch.setattr(outcome.run_report, "write", lambda *unused: None)
                 kept[method] = (base / method, experiment.run(config(ct_root, method), base / method, quiet=True))
         return kept[method]
 
@@ -181,7 +181,7 @@ def test_the_other_methods_run(method, ct_root, tmp_path):
 
 
 def test_killed_and_continued_is_the_same_run(done, ct_root, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment.run_report, "write", lambda *unused: None)
+    monkeypatch.setattr(outcome.run_report, "write", lambda *unused: None)
     whole, calls = done("fedavg")[0], []
     with pytest.raises(experiment.Preempted):  # after the first round
         experiment.run(config(ct_root), tmp_path / "cut", stop=lambda: True, quiet=True)

@@ -6,12 +6,13 @@ from fedjax_seg import aggregation
 from fedjax_seg.core.checks import UserError
 from fedjax_seg.privacy import secure_sum
 
-REQUIRED = {"clipped_mean": {"clip": 1.0}}
+PRIVATE = {"clip": 1.0, "noise_multiplier": 1.0}
+REQUIRED = {"clipped_mean": {"clip": 1.0}} | dict.fromkeys(("private_sim_agg", "dp_fedavg", "local_dp"), PRIVATE)
 
 
 @pytest.mark.parametrize("rule", aggregation.AGGREGATORS)
 def test_only_sums_are_taken(rule):
-    aggregator = aggregation.make(rule, clients=3, **REQUIRED.get(rule, {}))
+    aggregator = aggregation.make(rule, clients=3, smallest_cohort=3, **REQUIRED.get(rule, {}))
     assert secure_sum.make("none", aggregator) is aggregator
     if aggregator.reads == "sum":
         assert secure_sum.make("assumed", aggregator, rule=rule) is aggregator

@@ -98,7 +98,9 @@ def test_blending_by_hand():
     other."""
     predict = lambda tiles: jnp.broadcast_to(jnp.arange(4.0)[:, None], tiles.shape)
     x = np.zeros((7, 1), np.float32)
-    np.testing.assert_allclose(run(predict, x, (5,), tile=(4,))[:, 0], [0, 0.5, 1.5, 2.5, 3, 0, 0], atol=1e-6)
+    for at_once in (1, 3):  # 3: a third tile, which counts nothing
+        found = run(predict, x, (5,), tile=(4,), at_once=at_once)[:, 0]
+        np.testing.assert_allclose(found, [0, 0.5, 1.5, 2.5, 3, 0, 0], atol=1e-6)
     g = np.exp(-0.5 * (np.array([-1.5, -0.5, 0.5, 1.5]) / 0.5) ** 2)
     own = [(v * g[v] + (v - 1) * g[v - 1]) / (g[v] + g[v - 1]) for v in (1, 2, 3)]
     found = run(predict, x, (5,), tile=(4,), blend="gaussian")[:, 0]
