@@ -23,6 +23,7 @@ from fedjax_seg import config as configuration
 from fedjax_seg.core import checks
 
 PREEMPTED = 75  # EX_TEMPFAIL: schedulers requeue it
+PATIENCE = 7 * 24 * 3600  # seconds that a CPU device waits for another one
 FLAGS = """flags:
   --config=FILE[:WORDS]  a Python file with a function get_config, and the words to hand to it
   --workdir=DIR          folder of the run; the same command continues it
@@ -174,8 +175,18 @@ def told(error: Exception) -> str:
 
 
 def prepare_jax(devices: int) -> None:
-    """Before the backend starts: a CPU device per core (or as many as asked for), and the persistent compile cache."""
+    """Before the backend starts: a CPU device per core (or as many as asked for), patience between them, and the
+    persistent compile cache.
+
+    XLA's CPU devices warn when one waits 20 s for another and end the process a little later. At the end of a round
+    they wait for the client with the most to do, which takes longer than that with volumes and is no fault.
+    """
     import jax
+
+    kinds = ("call_warn_stuck_timeout", "call_terminate_timeout", "timeout")
+    patience = [f"--xla_cpu_collective_{kind}_seconds={PATIENCE}" for kind in kinds]
+    given = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = " ".join([*(p for p in patience if p.partition("=")[0] not in given), given]).strip()
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(RuntimeError):  # started already, e.g. in a notebook: its devices stay as they are

@@ -177,7 +177,7 @@ class CaseStore(NamedTuple):
       patch_spec: {name: (shape, dtype)} of one patch: 'x' [*patch, channels] float16, 'y' [*patch] uint8.
       whole_spec: {name: (shape, dtype)} of one case: 'x' [*largest, channels] float16, 'y' [*largest] uint8,
         'shape' int32 [axes] (the part of the buffer that is the volume), 'full' int32 [axes] (the file's own shape,
-        before it was cropped), 'spacing' float32 [axes] (mm).
+        before it was cropped), 'spacing' float32 [axes] (mm), 'background' float32 [channels] (what surrounds it).
       per_case: patches of a case and epoch.
       save: (case, labels uint8 [*shape], folder) -> path; a prediction in the input's own frame and label values.
       waited: () -> seconds that callers of `patches` have waited so far, and how many batches they got.

@@ -55,6 +55,7 @@ def volume_store(
         "shape": ((axes,), np.dtype(np.int32)),
         "full": ((axes,), np.dtype(np.int32)),
         "spacing": ((axes,), np.dtype(np.float32)),
+        "background": ((channels,), np.dtype(np.float32)),
     }
 
     def part(entry: Entry, first: Sequence[int], size: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -76,6 +77,7 @@ def volume_store(
             "shape": np.array(entry.shape, np.int32),
             "full": np.array(entry.native, np.int32),
             "spacing": np.array(entry.spacing, np.float32),
+            "background": np.array(entry.background, np.float16).astype(np.float32),
         }
 
     def save(case: int, labels: np.ndarray, folder: str | Path) -> Path:

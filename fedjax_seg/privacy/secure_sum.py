@@ -22,8 +22,8 @@ def assumed(aggregator: Aggregator) -> Aggregator:
     if aggregator.reads != "sum":
         raise checks.UserError(
             "secure_sum 'assumed': the aggregation rule reads single messages, a rule that reads their sum expected"
-            " (mean, weighted_mean, clipped_mean, dp_fedavg, local_dp, fednova, scaffold, extrinsic_mean); change --config.aggregator.name,"
-            " or use --config.secure_sum.name=none"
+            " (mean, weighted_mean, clipped_mean, dp_fedavg, local_dp, fednova, scaffold, extrinsic_mean); change"
+            " --config.aggregator.name, or use --config.secure_sum.name=none"
         )
     return aggregator
 

@@ -89,6 +89,7 @@ def tiled(
     overlap: float = 0.0,
     blend: str = "uniform",
     at_once: int = 1,
+    fill: Array | float = 0.0,
 ) -> Array:
     """The weighted mean of the predictions of overlapping tiles, at every voxel of a volume.
 
@@ -98,12 +99,14 @@ def tiled(
 
     Args:
       predict: [at_once, *tile, channels] -> [at_once, *tile, classes], e.g. probabilities; what it gives is averaged.
-      x: [*space, channels], a buffer; the volume lies in its first corner. Voxels behind its end count as 0, those of
-        a tile that is longer than the buffer too.
+      x: [*space, channels], a buffer; the volume lies in its first corner. Voxels behind its end count as
+        `fill`, those of a tile that is longer than the buffer too.
       shape: int32 [axes], traced: the extent of the volume, 1 <= shape <= space.
       tile: voxels along every axis, a shape that `predict` takes.
       overlap: of neighbouring tiles, as a share of the tile; 0 <= overlap < 1. At least that much: tiles are whole.
       blend: 'uniform' or 'gaussian' (see `profile`).
+      fill: what surrounds the volume, a number or [channels]; as in the patches that `predict` was trained on, since a
+        norm over a tile sees it.
       at_once: tiles of one call of `predict`; the last call may hold up to at_once - 1 tiles that count nothing.
 
     Returns: float32 [*space, classes]; 0 outside the extent. Beside it and the tiles of one call nothing is kept.
@@ -118,7 +121,7 @@ def tiled(
     def cut(starts: list[Array]) -> Array:
         piece = jax.lax.dynamic_slice(x, (*starts, 0), (*tile, channels))
         inside = [(start + jnp.arange(size) < end)[:, None] for start, size, end in zip(starts, tile, shape)]
-        return jnp.where(outer(inside), piece, 0)
+        return jnp.where(outer(inside), piece, jnp.asarray(fill, x.dtype))
 
     def call(number: Array, result: Array) -> Array:
         which = number * at_once + jnp.arange(at_once)

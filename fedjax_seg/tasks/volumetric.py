@@ -51,8 +51,8 @@ def volumetric(
     Training batches hold 'x' [B, *patch, channels] (any float), 'y' uint8 [B, *patch] (class ids, 0 = background) and
     'mask' [B]. Evaluation batches hold 'x' [B, *largest, channels] and 'y' uint8 [B, *largest], buffers with the volume
     in their first corner, 'shape' int32 [B, 3] (its extent), 'full' int32 [B, 3] (the shape of the file before it was
-    cropped: what lies outside the crop is background, predicted as such; HD95's penalty is the diagonal of it) and
-    'spacing' float32 [B, 3] in mm.
+    cropped: what lies outside the crop is background, predicted as such; HD95's penalty is the diagonal of it),
+    'spacing' float32 [B, 3] in mm, and 'background' float32 [B, channels], what surrounds the volume.
 
     Args:
       model: slot of the model, {'name': ..., options}, see `segmentation`; with `dropout` > 0 it draws in training.
@@ -90,13 +90,13 @@ def volumetric(
         def predict(x: Array) -> Array:
             return jax.nn.softmax(evaluation_logits(module, variables, x.astype(jnp.float32)))
 
-        def one(case: tuple[Array, Array, Array]) -> dict[str, Array]:
-            x, y, shape = case
+        def one(case: tuple[Array, ...]) -> dict[str, Array]:
+            x, y, shape, fill = case
             options: dict[str, Any] = {"tile": tile, "overlap": overlap, "blend": blend, "at_once": tiles_at_once}
-            return case_outputs(tiling.tiled(predict, x, shape, **options), y, shape)
+            return case_outputs(tiling.tiled(predict, x, shape, fill=fill, **options), y, shape)
 
         # One after the other: every case has a number of tiles of its own.
-        found = jax.lax.map(one, (batch["x"], batch["y"], batch["shape"]))
+        found = jax.lax.map(one, tuple(batch[name] for name in ("x", "y", "shape", "background")))
         return found | {name: batch[name] for name in ("shape", "full", "spacing")}
 
     return Task(

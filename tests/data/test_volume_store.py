@@ -87,7 +87,7 @@ def test_specs_are_kept(opened):
         assert batch[name].shape == (4, *shape) and batch[name].dtype == dtype
     assert batch["mask"].shape == (4,) and batch["mask"].dtype == np.float32 and store.per_case == 6
     case = store.whole(1)
-    assert set(case) == set(store.whole_spec) == {"x", "y", "shape", "full", "spacing"}
+    assert set(case) == set(store.whole_spec) == {"x", "y", "shape", "full", "spacing", "background"}
     for name, (shape, dtype) in store.whole_spec.items():
         assert case[name].shape == shape and case[name].dtype == dtype
     assert store.whole_spec["x"][0] == (16, 16, 16, 4)  # 14 x 14 x 10, multiples of 8

@@ -170,3 +170,14 @@ def test_memory_does_not_grow_with_the_number_of_tiles():
 def test_bad_options_are_named(tile, overlap, blend, at_once, words):
     with pytest.raises(UserError, match=words):
         tiling.check(tile, overlap, blend, at_once)
+
+
+def test_what_surrounds_a_volume_is_what_the_caller_says():
+    """A tile of (6, 8) on a volume of 5 x 3 in a buffer of 5 x 7: 33 of its 48 voxels are fill."""
+    x = np.full((5, 7, 2), np.nan, np.float32)
+    x[:5, :3] = 1
+    mean = lambda t: jnp.broadcast_to(jnp.mean(t, (1, 2), keepdims=True), t.shape)
+    program = quick_jit(lambda x, s, f: tiling.tiled(mean, x, s, tile=(6, 8), fill=f))
+    found = np.asarray(program(x, jnp.array([5, 3]), jnp.array([0.0, -2.0])))
+    np.testing.assert_allclose(found[:5, :3, 0], 15 / 48, rtol=1e-6)
+    np.testing.assert_allclose(found[:5, :3, 1], (15 - 2 * 33) / 48, rtol=1e-6)

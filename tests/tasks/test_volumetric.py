@@ -139,6 +139,7 @@ def volumes(buffer, shapes, fulls, predicted=None, truth=None, spacing=(1, 1, 1)
         "x": x,
         "y": y,
         "spacing": np.tile(np.float32([spacing]), (n, 1)),
+        "background": np.zeros((n, 4), np.float32),
         "mask": np.ones(n, np.float32),
         **numbers,
     }
