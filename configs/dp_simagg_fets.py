@@ -176,7 +176,7 @@ def _method(c, method: str, variant: str) -> None:
         c.client = configuration.slot("client", "scaffold", lr=rate)
     else:
         c.client = configuration.slot("client", "local_sgd", mu=0.01 if method == "fedprox" else 0.0, **options)
-    c.aggregator = _aggregator(method, 1.0 if variant == "paper" else 2.0)
+    c.aggregator = _aggregator(method, 1.0 if variant == "paper" else 0.5)
 
 
 def _aggregator(method: str, clip: float):

@@ -60,8 +60,7 @@ def _of_clients(experiment: Experiment) -> dict[str, Any]:
     assert mechanism is not None
     tensors = 1
     if mechanism.per == "tensor":
-        shapes = jax.eval_shape(lambda: experiment.initial().variables)
-        tensors = len(jax.tree.leaves(shapes))
+        tensors = len(jax.tree.leaves(experiment.initial().variables))
     found = composition.round_ledger(
         mechanism,
         rounds=config.rounds,

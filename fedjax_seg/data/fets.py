@@ -56,22 +56,5 @@ def fets(
 
     Returns, Raises: see `volumes`.
     """
-    options = Options(
-        label_scheme=label_scheme,
-        normalise=normalise,
-        crop=crop,
-        patch=patch,
-        patches=patches,
-        sampling=sampling,
-        background=background,
-        share=share,
-        split_seed=split_seed,
-        drop_small=drop_small,
-        nonfinite=nonfinite,
-        check_affine=check_affine,
-        cache=cache,
-        workers=workers,
-        ahead=ahead,
-        sites=sites,
-    )
-    return volumes("fets", root, partition, options)
+    given = locals()
+    return volumes("fets", root, partition, Options(*(given[name] for name in Options._fields)))

@@ -31,45 +31,11 @@ def msd(
 
     Args:
       root: the folder of the task, with or without dataset.json.
-      partition: the CSV, relative to root or a path of its own: `Partition_ID` (or InstitutionName), `Subject_ID`
-        and, if wanted, `TrainOrVal` (train, val). Rows of Partition_ID -1 take no part; only they may lack a label.
+      partition: the CSV, as in `fets`.
       label_scheme: 'plain' = a class per value; msd_brats or brats2023 for brain tumours (their values are the same).
-      normalise: 'image' = z-score per channel over all voxels (FeTS); 'brain' = over the voxels that are not 0,
-        which stay 0; 'none' = as stored.
-      crop: keep the box of voxels that are not 0, enlarged to hold every label voxel. Predictions are put back.
-      patch: voxels of a training patch.
-      patches: of a subject and epoch.
-      sampling: 'foreground' = around labelled voxels, all equally likely (FeTS); 'balanced' = around a label value, all
-        that the subject has equally likely; 'uniform' = anywhere.
-      background: share of 'balanced' patches that are uniform instead.
-      share: of each site's subjects, rounded down, that train; the others test.
-      split_seed: of that draw, which depends on the site's name and subjects only.
-      drop_small: leave out sites that are too small to be split, instead of refusing them.
-      nonfinite: NaN and infinite voxels: 'error', or 'background' = they become 0 before normalisation.
-      check_affine: refuse a label (or channel) that lies elsewhere in space than the first image.
-      cache: folder for what was read; '' = fedjax_seg/volumes in XDG_CACHE_HOME or ~/.cache.
-      workers: threads that read subjects, each in about half a GB; 0 = one per core, at most 16.
-      ahead: training batches read ahead of every client; 0 = none.
-      sites: the sites to use, in this order; () = all.
+      normalise ... sites: as in `fets`.
 
     Returns, Raises: see `volumes`.
     """
-    options = Options(
-        label_scheme=label_scheme,
-        normalise=normalise,
-        crop=crop,
-        patch=patch,
-        patches=patches,
-        sampling=sampling,
-        background=background,
-        share=share,
-        split_seed=split_seed,
-        drop_small=drop_small,
-        nonfinite=nonfinite,
-        check_affine=check_affine,
-        cache=cache,
-        workers=workers,
-        ahead=ahead,
-        sites=sites,
-    )
-    return volumes("msd", root, partition, options)
+    given = locals()
+    return volumes("msd", root, partition, Options(*(given[name] for name in Options._fields)))

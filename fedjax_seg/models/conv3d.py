@@ -26,6 +26,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_seg.models import trilinear
+
 PLANES = ("NHWC", "HWIO", "NHWC")
 Pads = tuple[tuple[int, int], ...]
 NARROW = 16  # depth taps x channels up to which they are laid side by side
@@ -71,58 +73,6 @@ def convolve(
         y = planes(x.reshape(-1, *x.shape[2:]), w[0], strides[1:], pads[1:])
         return y.reshape(*x.shape[:2], *y.shape[1:])
     return _forward(_Spec(tuple(strides), pads, x.shape[1:4], w.shape[:3], precision, rule), x, w)
-
-
-# ---- the three maps, their batching, and each one's gradients (as in conv.py) ----
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _forward(spec: _Spec, x: jax.Array, w: jax.Array) -> jax.Array:
-    """y of x and w."""
-    return _batchable(_plain_forward, spec, x, w)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _by_input(spec: _Spec, dy: jax.Array, w: jax.Array) -> jax.Array:
-    """dx of dy and w."""
-    return _batchable(_input_gradient, spec, dy, w)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _by_kernel(spec: _Spec, x: jax.Array, dy: jax.Array) -> jax.Array:
-    """dw of x and dy."""
-    return _batchable(_kernel_gradient, spec, x, dy)
-
-
-def _keep(function: Any) -> Any:
-    """The forward pass of a bilinear map: its arguments are all that its gradient needs."""
-    return lambda spec, a, b: (function(spec, a, b), (a, b))
-
-
-_forward.defvjp(_keep(_forward), lambda s, xw, dy: (_by_input(s, dy, xw[1]), _by_kernel(s, xw[0], dy)))
-_by_input.defvjp(_keep(_by_input), lambda s, yw, dx: (_forward(s, dx, yw[1]), _by_kernel(s, dx, yw[0])))
-_by_kernel.defvjp(_keep(_by_kernel), lambda s, xy, dw: (_by_input(s, xy[1], dw), _forward(s, xy[0], dw)))
-
-
-def _batchable(function: Any, spec: _Spec, a: jax.Array, b: jax.Array) -> jax.Array:
-    """function(spec, a, b) whose vmap is the spec's rule; the rule uses itself, so that vmaps may be nested."""
-
-    @jax.custom_batching.custom_vmap
-    def call(a: jax.Array, b: jax.Array) -> jax.Array:
-        return function(spec, a, b)
-
-    @call.def_vmap
-    def rule(count: int, batched: Sequence[bool], a: jax.Array, b: jax.Array) -> tuple[jax.Array, bool]:
-        if batched[0] and not batched[1] and function is not _kernel_gradient:
-            y = call(a.reshape(-1, *a.shape[2:]), b)  # one kernel: more examples, nothing else
-            return y.reshape(count, -1, *y.shape[1:]), True
-        if spec.rule == "grouped":
-            return jax.vmap(functools.partial(function, spec), [0 if own else None for own in batched])(a, b), True
-        if all(batched):
-            return lax.map(lambda pair: call(*pair), (a, b)), True
-        return (lax.map(lambda a: call(a, b), a) if batched[0] else lax.map(lambda b: call(a, b), b)), True
-
-    return call(a, b)
 
 
 # ---- how they are computed ----
@@ -268,3 +218,6 @@ def _chunk(examples: int, planes: int, rows: int, width: int) -> tuple[int, int,
     if planes * rows * width > CHUNK:
         return 1, largest(planes, CHUNK // (rows * width)), rows
     return largest(examples, CHUNK // (planes * rows * width)), planes, rows
+
+
+_forward, _by_input, _by_kernel = trilinear.maps(_plain_forward, _input_gradient, _kernel_gradient)
