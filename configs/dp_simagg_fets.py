@@ -22,7 +22,9 @@ Words after the colon: a variant, and methods or groups of methods (table2 where
                regsimagg, regsimagg_released
   sound        fedavg, simagg, simagg_released, dp_eps10, and what has a proof: sound_tight, sound_2c, sound_4c,
                dp_fedavg
+  budgets      simagg, and sound_tight and dp_fedavg at epsilon 1, 10, 100, 1000 per round: the privacy-utility curve
   ablation     fedavg, clip_only, similarity_only, noise_only, dp_eps10: what the paper names as missing
+A word `eps=VALUE` sets the epsilon per round of a private row, e.g. `sound_tight,eps=100`.
 As printed: 20 rounds, 1 local epoch, batch of one patch, 40 patches of 64^3 per case, SGD 5e-5 with momentum .9 (the
 optimiser starts anew in every round), soft Dice over four classes weighted by inverse frequency, no augmentation,
 C = 100, epsilon 1 or 10 per tensor and round, delta 1e-5, 80/20 inside every site.
@@ -98,6 +100,7 @@ GROUPS = {
         "simagg", "simagg_counts", "simagg_released", "simagg_multiplicative", "regsimagg", "regsimagg_released",
     ),
     "sound": ("fedavg", "simagg", "simagg_released", "dp_eps10", "sound_tight", "sound_2c", "sound_4c", "dp_fedavg"),
+    "budgets": ("simagg", *(f"{m},eps={e}" for m in ("sound_tight", "dp_fedavg") for e in (1, 10, 100, 1000))),
     "ablation": ("fedavg", "clip_only", "similarity_only", "noise_only", "dp_eps10"),
 }  # fmt: skip
 VARIANTS = ("paper", "small", "ci", "hippocampus")
@@ -108,6 +111,8 @@ INVERSE_FREQUENCY = (0.001, 0.398, 0.152, 0.449)
 def get_config(words: str = "paper"):
     """The config of one method, or of a sweep (see the module's docstring)."""
     given = [w.strip() for w in words.split(",") if w.strip()]
+    budgets = [w.removeprefix("eps=") for w in given if w.startswith("eps=")]
+    given = [w for w in given if not w.startswith("eps=")]
     known = {*VARIANTS, *LABELS, *GROUPS}
     for word in given:
         if word not in known:
@@ -115,9 +120,11 @@ def get_config(words: str = "paper"):
     variant = next((w for w in given if w in VARIANTS), "paper")
     methods = [m for w in given if w not in VARIANTS for m in GROUPS.get(w, (w,))] or GROUPS["table2"]
     c = _variant(variant)
-    _method(c, methods[0], variant)
+    name, _, own = methods[0].partition(",eps=")
+    _method(c, name, variant, own or (budgets[0] if budgets else ""))
     if len(methods) != 1:
-        c.grid = tuple(f"{variant},{m}" for m in dict.fromkeys(methods))
+        tail = [f",eps={budgets[0]}" if budgets and "eps=" not in m else "" for m in methods]
+        c.grid = tuple(dict.fromkeys(f"{variant},{m}{end}" for m, end in zip(methods, tail)))
     return c
 
 
@@ -146,7 +153,9 @@ def _variant(variant: str):
     if variant == "hippocampus":
         c.eval_every = 4
         whole = {"patch": (40, 56, 40), "patches": 1, "normalise": "image"}  # most volumes fit into one patch
-        c.data = slot("data", "msd", root="", partition="partitioning_12.csv", **{**small, **whole})
+        c.data = slot(
+            "data", "msd", root="", partition="partitioning_12.csv", label_scheme="plain", **{**small, **whole}
+        )
         c.model.classes = 3
         c.task = slot("task", "volumetric", tile=(40, 56, 40), overlap=0.25, blend="gaussian")
         return c
@@ -162,7 +171,8 @@ def _variant(variant: str):
     return c
 
 
-def _method(c, method: str, variant: str) -> None:
+def _method(c, method: str, variant: str, budget: str) -> None:
+    """`budget`: epsilon per round of a private row, as text; '' = as the method has it."""
     c.label = LABELS[method]
     if variant == "paper":
         for metric, value in PRINTED.get(method, {}).items():
@@ -177,6 +187,14 @@ def _method(c, method: str, variant: str) -> None:
     else:
         c.client = configuration.slot("client", "local_sgd", mu=0.01 if method == "fedprox" else 0.0, **options)
     c.aggregator = _aggregator(method, 1.0 if variant == "paper" else 0.5)
+    if budget:
+        if "epsilon" not in c.aggregator:
+            raise checks.UserError(f"--config: eps={budget} given for {method!r}, which has no epsilon")
+        try:
+            c.aggregator.epsilon = float(budget)
+        except ValueError:
+            raise checks.UserError(f"--config: eps={budget}: a number expected, e.g. eps=10") from None
+        c.label = f"{LABELS[method]}, eps {c.aggregator.epsilon:g}"
 
 
 def _aggregator(method: str, clip: float):

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_seg import aggregation, attacks, clients, tasks
 from fedjax_seg.core import checks
-from fedjax_seg.core.types import Aggregator, Array, Client, FederatedState, Task
+from fedjax_seg.core.types import Aggregator, Array, Client, FederatedState, Sampler, Task
 from fedjax_seg.data import augment, federated
 from fedjax_seg.federation import evaluate, local_batches, replicas, round, sampling, server, streamed
 from fedjax_seg.privacy import secure_sum
@@ -60,19 +60,21 @@ class Experiment(NamedTuple):
     evidence: Callable[..., Any] | None
 
 
-def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData) -> Experiment:
-    """Makes every part of the run."""
-    training = 1 + max(k for s in loaded.splits for k, cases in enumerate(s.train) if len(cases))
-    sampler = sampling.make(clients=training, **config.sampler)  # sites that only test come last
+def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData, salt: int = 0) -> Experiment:
+    """Makes every part of the run.
+
+    Args:
+      salt: of the noise of mechanisms (`config.salt`): other runs with the same seed have other noise.
+    """
+    inside = len(loaded.sites) - len(loaded.external)  # all sites of the federation: who has data is not public
+    sampler = sampling.make(clients=inside, **config.sampler)
     task = tasks.make(model=dict(config.model), **config.task)
     client = _corrupted(clients.make(task=task, **config.client), config, loaded)
     which = replicas_of(config, loaded)
     how = replicas.layout(
         len(which), sampler.capacity, config.lanes, config.devices, {"map": False, "vmap": True}.get(config.replicas)
     )
-    rule = aggregation.make(
-        clients=training, smallest_cohort=smallest_cohort(sampler, loaded, which), **config.aggregator
-    )
+    rule = aggregation.make(clients=inside, smallest_cohort=places(sampler), **config.aggregator)
     aggregator = secure_sum.make(aggregator=rule, rule=config.aggregator.name, **config.secure_sum)
     aggregation.check_pair(client, aggregator)
     _check_together(config, client, aggregator, sampler, loaded)
@@ -93,20 +95,20 @@ def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData) ->
         make_batches(arrays),
         config.on_nonfinite == "skip",
         config.on_empty == "skip",
+        salt if client.mechanism or aggregator.mechanism else 0,
     )
     functions = _functions(config, task, parts, make_batches, how, arrays, which, plan, attack, loaded.store)
     return Experiment(config, loaded, task, client, parts, which, plan, how, attack, *functions)
 
 
-def smallest_cohort(sampler: Any, loaded: federated.FederatedData, which: tuple[Replica, ...]) -> int:
-    """The fewest clients that a round of any replica can have: a sampled site without a training case is absent."""
-    training = 1 + max(k for s in loaded.splits for k, cases in enumerate(s.train) if len(cases))
-    without = max(sum(len(cases) == 0 for cases in loaded.splits[r.split].train[:training]) for r in which)
-    return max(0, sampler.min_cohort - without)
+def places(sampler: Sampler) -> int:
+    """The public number of clients of a round: a place that nobody fills (a short last window, a site without data, a
+    client that failed) counts as an update of 0 in the rules that promise something. 0 under Poisson sampling."""
+    return sampler.capacity if sampler.q is None else 0
 
 
 def _check_together(
-    config: ml_collections.ConfigDict, client: Client, aggregator: Aggregator, sampler: Any, loaded: Any
+    config: ml_collections.ConfigDict, client: Client, aggregator: Aggregator, sampler: Sampler, loaded: Any
 ) -> None:
     """What no part can see alone. Raises: UserError."""
     if config.batch_sampling == "poisson" and client.mechanism is None:
@@ -114,25 +116,64 @@ def _check_together(
             f"config.batch_sampling: 'poisson' given for client {config.client.name!r}, whose loss is a mean over the"
             " drawn cases, of which there may be none; 'shuffled' expected (Poisson batches are for dp_sgd)"
         )
-    private = client.mechanism or aggregator.mechanism
-    if private and sampler.memory is not None:
+    rule, sampled = config.aggregator, config.sampler.name
+    if (client.mechanism or aggregator.mechanism) and sampler.memory is not None:
         raise checks.UserError(
-            f"config.sampler.name: {config.sampler.name!r} chooses by the clients' updates, which no noise covers; with"
-            " differential privacy another sampler expected, e.g. sliding_window"
+            f"config.sampler.name: {sampled!r} chooses by the clients' updates, which no noise covers; with noise that"
+            " is to protect them another sampler expected, e.g. sliding_window"
         )
-    if aggregator.mechanism and aggregator.mechanism.formal and config.on_nonfinite == "skip":
+    formal = aggregator.mechanism if aggregator.mechanism and aggregator.mechanism.formal else None
+    if formal and formal.adjacency == "add-remove" and (sampler.q is None or sampler.truncated):
         raise checks.UserError(
-            "config.on_nonfinite: 'skip' given with a private aggregator, 'stop' expected, because who is left out"
-            " would depend on the data and the bound is for the whole cohort"
+            f"config.aggregator.adjacency: 'add-remove' given with the sampler {sampled!r}, 'replace-one' expected,"
+            " because one client more or less would change who else is sampled; Poisson sampling, never cut, allows it"
+        )
+    if aggregator.mechanism and rule.get("epsilon") and rule.get("delta") != config.privacy.delta:
+        raise checks.UserError(
+            f"config.aggregator.delta: {rule.get('delta')!r} given, and config.privacy.delta is"
+            f" {config.privacy.delta!r}: the same expected, since the one calibrates what the other reports"
         )
     if loaded.store is None:
+        if config.predictions:
+            raise checks.UserError("config.predictions: true given, but only volumes (data fets, msd) are saved")
         return
+    _check_classes(config, loaded)
     if config.batch_sampling != "shuffled" or config.attack.name != "none":
         what = "batch_sampling" if config.batch_sampling != "shuffled" else "attack.name"
         raise checks.UserError(
             f"config.{what}: volumes are streamed from disk, for which only batch_sampling='shuffled' and attack 'none'"
             " are there; set these, or use 2D slices"
         )
+
+
+def _check_classes(config: ml_collections.ConfigDict, loaded: federated.FederatedData) -> None:
+    """Model and metrics speak of the classes that the data have. Raises: UserError."""
+    values, names = tuple(loaded.about["label_values"]), ", ".join(loaded.classes)
+    if config.model.get("classes", len(values)) != len(values):
+        raise checks.UserError(
+            f"config.model.classes: {config.model.classes} given, the data have {len(values)} ({names}); set"
+            f" --config.model.classes={len(values)}"
+        )
+    labels = tuple(config.task.get("labels", ()))
+    if labels and labels != values:
+        raise checks.UserError(
+            f"config.task.labels: {labels} given, the label values of the data are {values} ({names}); set them, or ()"
+        )
+    regions = [[name, list(ids)] for name, ids in loaded.about["regions"]]
+    if config.task.get("regions") == "brats" and regions[:3] != [["ET", [3]], ["TC", [1, 3]], ["WT", [1, 2, 3]]]:
+        raise checks.UserError(
+            f"config.task.regions: 'brats' given, but the classes of the data are {names}; set"
+            " --config.data.label_scheme to that of the data, or --config.task.regions=classes"
+        )
+
+
+def rehearse(experiment: Experiment) -> None:
+    """Traces a model's start and a prediction, and compiles nothing: sizes that do not fit are UserErrors."""
+    store = experiment.data.store
+    assert store is not None
+    batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in store.whole_spec.items()}
+    variables = jax.eval_shape(lambda: experiment.task.init(jax.random.key(0), streamed.example(store)))
+    jax.eval_shape(experiment.task.outputs, variables, batch | {"mask": jax.ShapeDtypeStruct((1,), np.float32)})
 
 
 def plan_of(loaded: federated.FederatedData, which: tuple[Replica, ...]) -> round.Plan:

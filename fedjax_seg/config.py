@@ -5,6 +5,7 @@ that the room's table holds under `name`. `slot` fills in the maker's defaults, 
 config.json and can be overridden on the command line; an unknown key is an error and an unread one cannot exist.
 """
 
+import hashlib
 import importlib.util
 import inspect
 import json
@@ -317,6 +318,14 @@ def plain(c: ml_collections.ConfigDict) -> dict[str, Any]:
         return value
 
     return json.loads(json.dumps(written(c.to_dict())))
+
+
+def salt(c: ml_collections.ConfigDict, digest: str) -> int:
+    """31 bits of what decides a run's numbers, but for how long and how it runs: the salt of its noise."""
+    free = lambda key: key in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME
+    kept = {key: value for key, value in flat(plain(c)).items() if not free(key)}
+    text = json.dumps([kept, digest], sort_keys=True)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
 def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ import ml_collections
 
 from fedjax_seg import attacking, data, guarantee, hospital_time, outcome, synthesis, training
 from fedjax_seg import config as configuration
-from fedjax_seg.assembly import Experiment, Preempted, build
+from fedjax_seg.assembly import Experiment, Preempted, build, rehearse
 from fedjax_seg.core import checks
 from fedjax_seg.core.types import FederatedState
 from fedjax_seg.data import federated
@@ -51,6 +51,7 @@ def check_data(config: ml_collections.ConfigDict, workdir: str | Path) -> tuple[
         raise
     _keep(folder, loaded.files)
     if loaded.store is not None:
+        rehearse(build(config, loaded))
         loaded.store.close()
     return loaded.summary
 
@@ -92,20 +93,25 @@ def run(
         before = folder.read_json("config.json")
         if before is not None:
             difference = configuration.first_difference(before, configuration.plain(config))
+            if not difference and config.privacy.target_epsilon and before["rounds"] != config.rounds:
+                difference = (
+                    f"config.rounds was {before['rounds']} and is now {config.rounds}, and the noise for"
+                    " config.privacy.target_epsilon was computed for all of them"
+                )
             if difference:
                 raise checks.UserError(f"{folder.path}: holds another run: {difference}; use another --workdir")
             finished = continuation.finished(folder, config.rounds, config.max_sim_hours)
             if finished is not None:
                 return finished
         loaded = baselines.arrange(load(config, folder.path), config.protocol)
-        experiment = build(guarantee.calibrated(config, loaded), loaded)
+        digest = federated.digest(loaded)  # once: it reads every pixel
+        experiment = build(guarantee.calibrated(config, loaded), loaded, configuration.salt(config, digest))
         promised = guarantee.of_run(experiment)
         watch = attacking.prepare(experiment) if experiment.attack else None
         clocks = hospital_time.clocks(experiment)
         for line in (experiment.how.text, *experiment.data.summary, *promised.get("lines", ())):
             folder.log(line)
         # What the folder holds is looked at before anything in it changes.
-        digest = federated.digest(experiment.data)  # once: it reads every pixel
         state, position = _state(experiment, folder.path / "checkpoints", digest)
         folder.rewind(position)
         folder.start()

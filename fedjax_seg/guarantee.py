@@ -11,8 +11,9 @@ import jax
 import ml_collections
 import numpy as np
 
-from fedjax_seg.assembly import Experiment, patient_numbers, plan_of, replicas_of, smallest_cohort
+from fedjax_seg.assembly import Experiment, patient_numbers, places, plan_of, replicas_of
 from fedjax_seg.core import checks
+from fedjax_seg.core.types import Mechanism
 from fedjax_seg.data.federated import FederatedData
 from fedjax_seg.federation import local_batches
 
@@ -48,7 +49,8 @@ def of_run(experiment: Experiment) -> dict[str, Any]:
     units = _of_units(experiment) if experiment.client.mechanism else {}
     clients = _of_clients(experiment) if experiment.parts.aggregator.mechanism else {}
     if units and clients:
-        return units | {"clients": clients, "text": f"{units['text']}\n\n{clients['text']}"}
+        both = {"clients": clients, "text": f"{units['text']}\n\n{clients['text']}"}
+        return units | both | {"lines": [*units["lines"], *clients["lines"]]}
     return units or clients
 
 
@@ -65,14 +67,14 @@ def _of_clients(experiment: Experiment) -> dict[str, Any]:
         mechanism,
         rounds=config.rounds,
         participations=sampler.max_participations(config.rounds),
-        smallest_cohort=smallest_cohort(sampler, experiment.data, experiment.replicas),
+        smallest_cohort=places(sampler),
         q=sampler.q,
         truncated=sampler.truncated,
         delta=config.privacy.delta,
         tensors=tensors,
         reasons=mechanism.reasons,
     )
-    text = _round_text(config.aggregator.name, found, tensors)
+    text = _round_text(config.aggregator.name, mechanism, found, tensors) + _of_replicas(experiment, found)
     rows = [{"client": f"{row['what']}, {row['method']}"} | _finite(row) for row in found["rows"]]
     rows = [{k: v for k, v in row.items() if k not in ("what", "method")} for row in rows]
     about = {k: v for k, v in found.items() if k not in ("rows", "epsilon")}
@@ -93,13 +95,13 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in row.items()}
 
 
-def _round_text(rule: str, found: dict[str, Any], tensors: int) -> str:
+def _round_text(rule: str, mechanism: Mechanism, found: dict[str, Any], tensors: int) -> str:
     z = f"noise multiplier {found['noise_multiplier']:.4g}"
     if found["epsilon"] is None:
-        claimed = next((row for row in found["rows"] if row["status"] != "proven"), None)
         text = f"Aggregator {rule} ({z}): NO privacy guarantee."
-        if claimed:
-            text += f" Claimed, not proven: epsilon {claimed['epsilon']:.4g} ({claimed['what']}, {claimed['method']})."
+        if found["rows"]:
+            text += f" Its formula claims epsilon {found['epsilon_classical']:.4g} per"
+            text += f" round{' and tensor' if tensors > 1 else ''}, which is not proven."
         if tensors > 1:
             text += f" {tensors} tensors are noised in every round, each a release of its own."
         reasons = "".join(f"\n- {reason}" for reason in found["reasons"])
@@ -107,14 +109,34 @@ def _round_text(rule: str, found: dict[str, Any], tensors: int) -> str:
     text = (
         f"Aggregator {rule}: client-level differential privacy ({found['adjacency']}), {z} on a sensitivity of"
         f" {found['sensitivity']:.4g}: epsilon {found['epsilon']:.3f} at delta {found['delta']:.3g} for every client"
-        f" over {found['rounds']} rounds, of which one is in at most {found['participations']}; at least"
-        f" {found['smallest_cohort']} clients a round. One round: epsilon {found['epsilon_round']:.3f}."
-        f" Amplification by sampling: {found['amplification']}."
+        f" over {found['rounds']} rounds, of which one is in at most {found['participations']}. One round: epsilon"
+        f" {found['epsilon_round']:.3f}. Amplification by sampling: {found['amplification']}."
     )
+    if found["smallest_cohort"]:
+        text += f" A round has {found['smallest_cohort']} places; one that nobody fills counts as an update of 0."
+    who = "what leaves a client, and needs no trust in the server" if mechanism.local else (
+        "the models that the server releases, and trusts the server"
+    )  # fmt: skip
     return text + (
-        "\n\nThe guarantee is about the models that the server releases, and trusts the server. It does not cover what"
-        " a simulation sees beside them: losses, norms and scores of the sites are computed without noise. The random"
-        " numbers are pseudo-random and follow from the seed, which a deployment must keep secret."
+        f"\n\nThe guarantee is about {who}. It does not cover what a simulation sees beside: losses, norms,"
+        " scores of the sites and what they keep at home (of which an external site takes the mean) come without noise."
+        " It is of one run; other runs on the same data add up. Random numbers are pseudo-random and follow from the"
+        " seed, the config and the data; a deployment must keep its seed secret."
+    )
+
+
+def _of_replicas(experiment: Experiment, found: dict[str, Any]) -> str:
+    """What all models of a run tell together, where there are several."""
+    from fedjax_seg.privacy import accounting
+
+    count = len(experiment.replicas)
+    if count == 1 or found["epsilon"] is None:
+        return ""
+    releases = count * found["participations"]
+    together = accounting.gaussian_epsilon(found["noise_multiplier"] / math.sqrt(releases), found["delta"])
+    return (
+        f"\n\nThat is for one model. This run made {count} (folds x seeds) from the same clients; whoever sees all of"
+        f" them sees {releases} releases of one client: epsilon {together:.3f}."
     )
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from fedjax_seg.aggregation.lift import combine, lift
 from fedjax_seg.aggregation.similarity import SHARES, root, shares_of, similarity_weights
 from fedjax_seg.core import checks
+from fedjax_seg.core import noise as long_tailed
 from fedjax_seg.core.types import Aggregator, Array, Cohort, Mechanism, Tree, Variables
 
 NO_GUARANTEE = (
@@ -102,16 +103,19 @@ def dp_simagg(
         mean = w / jnp.where(alive, jnp.sum(w), 1)
         sigmas, changes, noted = [], [], []
 
-        def noisy(value: Array, change: Array, number: int) -> Array:
-            """Algorithm 2."""
+        sizes = [x.size for x in jax.tree.leaves(dict(variables))]
+        drawn = long_tailed.normal(key, sum(sizes)) if noise else jnp.zeros(0)
+
+        def noisy(value: Array, change: Array, start: int) -> Array:
+            """Algorithm 2; `start`: where the tensor's draws begin."""
             sigma = factor * change
             sigmas.append(sigma)
             changes.append(change)
             if not noise:
                 return value
-            return value + sigma * jax.random.normal(jax.random.fold_in(key, number), value.shape, value.dtype)
+            return value + (sigma * drawn[start : start + value.size]).astype(value.dtype)
 
-        def aggregate(number: int, server: Array, deltas: Array, is_weight: bool) -> Array:
+        def aggregate(start: int, server: Array, deltas: Array, is_weight: bool) -> Array:
             x = deltas + server if of == "weights" else deltas
             x = jnp.where(present.reshape((-1,) + (1,) * server.ndim), x, 0).reshape(len(present), -1)
             if is_weight:
@@ -119,16 +123,18 @@ def dp_simagg(
                 noted.append(seen)
             else:
                 pm, change = combine(mean, x), jnp.float32(clip)
-            pm = noisy(pm, change, number).reshape(server.shape)
+            pm = noisy(pm, change, start).reshape(server.shape)
             return jnp.where(alive, pm - server if of == "weights" else pm, 0).astype(server.dtype)
 
-        out, number = {}, 0
+        out, start = {}, 0
         for name in variables:
             server, structure = jax.tree.flatten(variables[name])
-            is_weight = name == "params"
+            is_weight, leaves = name == "params", []
             rows = jax.tree.leaves(total["value"] if is_weight else total["statistics"][name])
-            leaves = [aggregate(number + i, s, x, is_weight) for i, (s, x) in enumerate(zip(server, rows))]
-            out[name], number = jax.tree.unflatten(structure, leaves), number + len(server)
+            for one, x in zip(server, rows):
+                leaves.append(aggregate(start, one, x, is_weight))
+                start += one.size
+            out[name] = jax.tree.unflatten(structure, leaves)
         sigma, change = jnp.stack(sigmas), jnp.stack(changes)
         metrics = {k: jnp.mean(jnp.stack([n[k] for n in noted])) for k in noted[0]}
         metrics |= {"sigma_mean": jnp.mean(sigma), "sigma_max": jnp.max(sigma), "sensitivity_mean": jnp.mean(change)}

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from fedjax_seg.aggregation.lift import Metrics, combine, lift, lift_sum
 from fedjax_seg.aggregation.similarity import SAFE, root
-from fedjax_seg.core import checks, tree
+from fedjax_seg.core import checks, noise, tree
 from fedjax_seg.core.types import Aggregator, Array, ClientUpdate, Cohort, Mechanism, Tree, Variables
 from fedjax_seg.privacy import bounds, gaussian
 
@@ -150,9 +150,9 @@ def local_dp(
 
     def encode(update: ClientUpdate, broadcast: Tree, *, variables: Variables, key: Array) -> Tree:
         message = bounded(update, broadcast, variables=variables, key=key)
-        return gaussian.add_noise(message, key, stddev)
+        return noise.add(message, key, stddev)
 
-    mechanism = Mechanism("client", 2 * float(clip), z, "replace-one", formal=z > 0)
+    mechanism = gaussian.mechanism_of("client", 2 * float(clip), z, "replace-one")._replace(local=True)
     return plain._replace(encode=encode, mechanism=mechanism)
 
 
@@ -185,7 +185,7 @@ def geyer(noise_multiplier: float = 1.0) -> Aggregator:
         if noise_multiplier:
             count = jnp.sum(cohort.present)
             stddev = noise_multiplier * metrics["median_norm"] / jnp.maximum(count, 1)
-            delta = {**delta, "params": gaussian.add_noise(delta["params"], key, stddev)}
+            delta = {**delta, "params": noise.add(delta["params"], key, stddev)}
         return delta, state, metrics
 
     mechanism = Mechanism("client", math.nan, float(noise_multiplier), "zero-out", False, reasons=GEYER_NO_GUARANTEE)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedjax_seg.clients import forms
 from fedjax_seg.clients.local_sgd import descent, local_training
 from fedjax_seg.core import checks
+from fedjax_seg.core import noise as long_tailed
 from fedjax_seg.core.types import Array, Batch, Batches, Client, Mechanism, Task, Tree, Variables
 
 UNITS = ("example", "patient")
@@ -96,7 +97,9 @@ def dp_sgd(
         refuse_batch_statistics(variables)
         return dict(client.init(variables))
 
-    mechanism = Mechanism(unit, float(clip), float(noise_multiplier), "zero-out", formal=noise_multiplier > 0)
+    z = float(noise_multiplier)
+    reasons = long_tailed.objections(z)
+    mechanism = Mechanism(unit, float(clip), z, "zero-out", not reasons, reasons=reasons)
     return client._replace(init=init, mechanism=mechanism)
 
 
@@ -147,17 +150,9 @@ def private_gradient(
     total, seen = clipped(params, examples, loss_key, is_padding_example=~real)
     divisor = jnp.float32(real.shape[0]) if expected is None else jnp.maximum(expected, 1)
     if noise:
-        total = add_noise(total, noise_key, noise * clip)
+        total = long_tailed.add(total, noise_key, noise * clip)
     count = jnp.maximum(jnp.sum(real), 1)
     over = real & ~(seen.grad_norms <= clip)
     measured = {"clipped_fraction": jnp.sum(over) / count}
     mean_loss = jnp.sum(jnp.where(real, seen.values, 0)) / count
     return (mean_loss, measured), jax.tree.map(lambda x: x / divisor.astype(x.dtype), total)
-
-
-def add_noise(values: Tree, key: Array, stddev: float) -> Tree:
-    """values + independent N(0, stddev^2) in every coordinate."""
-    leaves, structure = jax.tree.flatten(values)
-    keys = jax.random.split(key, len(leaves))
-    noisy = [x + stddev * jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves)]
-    return jax.tree.unflatten(structure, noisy)

@@ -78,6 +78,7 @@ class Mechanism(NamedTuple):
       formal: whether a guarantee follows.
       reasons: why none does.
       per: 'model' (one release per round or step) or 'tensor' (one for every tensor).
+      local: whether noise comes before anything leaves the client, so that the server need not be trusted.
     """
 
     unit: str
@@ -87,6 +88,7 @@ class Mechanism(NamedTuple):
     formal: bool
     reasons: tuple[str, ...] = ()
     per: str = "model"
+    local: bool = False
 
 
 class Cohort(NamedTuple):

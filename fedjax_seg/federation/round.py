@@ -39,6 +39,8 @@ class Parts(NamedTuple):
     batches_of: BatchesOf
     skip_nonfinite: bool  # True: leave a non-finite client out of the round; False: stop before the round
     skip_empty: bool  # True: a round of total weight 0 changes nothing; False: stop before it
+    # Of the mechanisms' noise: two runs with one seed and the same noise would give each other's aggregates away.
+    salt: int = 0
 
 
 def stream(key: Array, *numbers: Any) -> Array:
@@ -86,8 +88,12 @@ def one_round(
         size = jnp.where(present, plan.train_sizes[client], 0)
         return parts.batches_of(plan.train[client], size, client, stream(client_key, SHUFFLE))
 
+    mechanism = parts.aggregator.mechanism
+    formal = mechanism is not None and mechanism.formal  # then a message is bounded whatever the client does
+    salted = lambda key: stream(key, parts.salt) if parts.salt else key
+
     def train_one(client: Array, present: Array, personal: Tree) -> tuple[Tree, Tree, dict[str, Array]]:
-        client_key = stream(key, CLIENTS, round, client)
+        client_key = salted(stream(key, CLIENTS, round, client))
         local = batches(client, present, client_key)
         update, personal = parts.client.train(
             state.variables, personal, local, stream(client_key, TRAIN), round=round, broadcast=told
@@ -103,7 +109,7 @@ def one_round(
             "steps": update.steps,
             "update_norm": norm,
             "finite": finite,
-            "ok": present & finite,
+            "ok": present & (finite | formal),
         }
         return message, personal, info
 
@@ -118,13 +124,13 @@ def one_round(
         state.aggregator,
         variables=state.variables,
         round=round,
-        key=stream(key, AGGREGATOR, round),
+        key=salted(stream(key, AGGREGATOR, round)),
     )
     variables, server_opt = server.step(parts.server, state.variables, delta, state.server_opt)
     empty = jnp.sum(jnp.where(counted.present, info["weight"], 0)) <= 0
-    if parts.aggregator.mechanism and parts.aggregator.mechanism.formal:
+    if formal:
         empty = jnp.zeros((), bool)  # noise comes all the same: else a still model would tell that nobody came
-    nonfinite = jnp.any(cohort.present & ~info["finite"])
+    nonfinite = jnp.any(cohort.present & ~info["ok"])
     broken = ~empty & ~jnp.isfinite(tree.squared_norm(delta))  # finite messages, but their aggregate is not
     halt = broken | (nonfinite & (not parts.skip_nonfinite)) | (empty & (not parts.skip_empty))
     keep = empty | halt

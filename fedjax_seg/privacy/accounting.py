@@ -14,14 +14,14 @@ import dp_accounting
 from dp_accounting import pld, rdp
 from scipy import optimize, stats
 
-from fedjax_seg.core import checks
+from fedjax_seg.core import checks, noise
 from fedjax_seg.core.types import Mechanism
 
 ACCOUNTANTS = ("pld", "rdp")
 ADJACENCIES = ("zero-out", "add-remove", "replace-one")
 # (rough epsilon below, grid of the privacy losses): three digits of epsilon at least, and no slow fine grid far out.
 INTERVALS = ((0.3, 1e-5), (5.0, 1e-4), (30.0, 3e-4), (300.0, 1e-3), (math.inf, 1e-2))
-_MOST_NOISE, _LEAST_NOISE = 1e4, 0.1  # where a calibration looks
+_MOST_NOISE = 1e4  # where a calibration ends
 
 NO_AMPLIFICATION = (
     "shuffled epochs: the Poisson-sampled epsilon is not proven for them and is not printed (batch_sampling=poisson"
@@ -118,7 +118,7 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
 def calibrate(target_epsilon: float, q: float, steps: int, delta: float) -> float:
     """The smallest noise multiplier whose `poisson_epsilon` is at most the target, rounded up by less than 2e-4.
 
-    0.1 (or a little less) where next to no noise is needed. For a federation take the worst client: the largest of the
+    core.noise.LEAST where next to no noise is needed. For a federation take the worst client: the largest of the
     values over the clients' (q, steps).
     """
     checks.number("target_epsilon", target_epsilon, low=0.01)
@@ -137,11 +137,11 @@ def calibrate(target_epsilon: float, q: float, steps: int, delta: float) -> floa
     low = high - math.log(2)
     while excess(low) <= 0:
         low, high = low - math.log(2), low
-        if high < math.log(_LEAST_NOISE):
-            return math.exp(high)
+        if high < math.log(noise.LEAST):
+            return noise.LEAST
     found = math.exp(optimize.brentq(excess, low, high, xtol=1e-5))
     rounded = math.ceil(found * 1e4) / 1e4
-    return rounded if excess(math.log(rounded)) <= 0 else rounded + 1e-4
+    return max(noise.LEAST, rounded if excess(math.log(rounded)) <= 0 else rounded + 1e-4)
 
 
 def cut_slack(epsilon: float, units: int, q: float, capacity: int, steps: int) -> float:
@@ -210,7 +210,7 @@ def _poisson_row(
     q, steps = min(1.0, batch / units), -(-units // batch) * epochs * rounds
     origin = f"{batch}/{units} = {q:.4g}" if units > batch else f"1 ({units} units, batches of {batch})"
     if not mechanism.formal or mechanism.noise_multiplier == 0:
-        return _row(math.inf, math.inf, q, origin, steps, delta, 0.0, "nothing: there is no noise")
+        return _row(math.inf, math.inf, q, origin, steps, delta, 0.0, _nothing(mechanism))
     z, adjacency = mechanism.noise_multiplier, mechanism.adjacency
     tight = poisson_epsilon(z, q, steps, delta, adjacency=adjacency)
     loose = None if adjacency == "replace-one" else poisson_epsilon(z, q, steps, delta, accountant="rdp")
@@ -233,7 +233,7 @@ def _shuffled_row(
     del capacity
     steps, origin = -(-units // batch) * epochs * rounds, "none: batches are shuffled epochs, no unit is sampled"
     if not mechanism.formal or mechanism.noise_multiplier == 0:
-        return _row(math.inf, None, None, origin, steps, delta, 0.0, "nothing: there is no noise")
+        return _row(math.inf, None, None, origin, steps, delta, 0.0, _nothing(mechanism))
     if mechanism.unit != "example":
         why = f"nothing: several examples of one {mechanism.unit} are in a shuffled epoch; batch_sampling=poisson"
         return _row(math.inf, None, None, origin, steps, delta, 0.0, why)
@@ -261,3 +261,7 @@ def _gaussian(noise_multiplier: float, accountant: str, adjacency: str) -> Any:
     sensitivity by itself, the RDP accountant does not; passing the same event to both halves one of the epsilons."""
     halved = accountant == "rdp" and adjacency == "replace-one"
     return dp_accounting.GaussianDpEvent(noise_multiplier / 2 if halved else noise_multiplier)
+
+
+def _nothing(mechanism: Mechanism) -> str:
+    return f"nothing: {mechanism.reasons[0] if mechanism.reasons else 'there is no noise'}"

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from fedjax_seg.core import checks
+from fedjax_seg.core import checks, noise
 from fedjax_seg.core.types import Aggregator, Array, Cohort, Mechanism, ProvenBound, Tree, Variables
 
 _NOISE = 0x6E01  # stream of a round's aggregator key
@@ -19,7 +19,8 @@ def privatize(aggregator: Aggregator, *, noise_multiplier: float) -> Aggregator:
     without noise, so they are records of the simulation that the guarantee does not cover.
 
     Noise comes from the round's aggregator key alone and does not depend on who is present: a round without clients
-    releases noise as well. It is float32: attacks on the rounding of floating-point noise are outside the guarantee.
+    releases noise as well. It is float32 with long tails (core.noise): attacks on its rounding are outside the
+    guarantee.
 
     Args:
       noise_multiplier: standard deviation / bound, >= 0; 0 changes nothing and promises nothing.
@@ -43,25 +44,22 @@ def privatize(aggregator: Aggregator, *, noise_multiplier: float) -> Aggregator:
     def decode(total: Tree, cohort: Cohort, state: Tree, *, variables: Variables, round: Array, key: Array) -> Any:
         rest, own = jax.random.fold_in(key, 0), jax.random.fold_in(key, _NOISE)
         if aggregator.reads == "sum":
-            total = add_noise(total, own, stddev)
+            total = noise.add(total, own, stddev)
         delta, state, metrics = aggregator.decode(total, cohort, state, variables=variables, round=round, key=rest)
         if aggregator.reads == "each":
-            delta = add_noise(delta, own, stddev)
+            delta = noise.add(delta, own, stddev)
         return delta, state, metrics
 
-    mechanism = Mechanism(bound.unit, bound.value, float(noise_multiplier), bound.adjacency, noise_multiplier > 0)
+    mechanism = mechanism_of(bound.unit, bound.value, noise_multiplier, bound.adjacency)
     kept = aggregator.properties & {"permutation", "weighted"} if noise_multiplier else aggregator.properties
     return aggregator._replace(decode=decode, mechanism=mechanism, properties=kept)
 
 
-def add_noise(values: Tree, key: Array, stddev: Any) -> Tree:
-    """values + independent N(0, stddev^2) in every coordinate. A stddev that is the number 0 changes nothing."""
-    if isinstance(stddev, int | float) and stddev == 0:
-        return values
-    leaves, structure = jax.tree.flatten(values)
-    keys = jax.random.split(key, max(len(leaves), 1))
-    noisy = [x + stddev * jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves)]
-    return jax.tree.unflatten(structure, noisy)
+def mechanism_of(unit: str, sensitivity: float, noise_multiplier: float, adjacency: str) -> Mechanism:
+    """The mechanism as data; without noise, or with too little for its claim, not a formal one."""
+    z = float(noise_multiplier)
+    reasons = noise.objections(z)
+    return Mechanism(unit, float(sensitivity), z, adjacency, not reasons, reasons=reasons)
 
 
 def multiplier(what: str, noise_multiplier: float | None, epsilon: float | None, delta: float) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_seg.report import figures, method_table, privacy_figures, statistics, system_table, tables
+from fedjax_seg.report import fets_figures, figures, method_table, privacy_figures, statistics, system_table, tables
 from fedjax_seg.report.html import Section, write_report
 from fedjax_seg.report.runs import Run, headline, inside_sites, replicas_of, tested_sites
 from fedjax_seg.report.tables import Table
@@ -68,6 +68,7 @@ def _group(folder: Path, group: str, runs: Sequence[Run], reference: str) -> Sec
             drawn += _trade_off(folder / "figures", name, plain, shown[0])
         if system_table.applies(plain):
             made.append((f"{name}_system", system_table.system_table(plain)))
+            drawn += _labels(folder / "figures", name, plain) + _budgets(folder / "figures", name, plain, shown[0])
         made.append((f"{name}_sites", tables.site_table(plain, shown, sites)))
         if any(run.label == reference for run in plain) and len(plain) > 1:
             made.append((f"{name}_paired_test", statistics.comparison_table(plain, reference)))
@@ -85,6 +86,36 @@ def _trade_off(folder: Path, name: str, runs: Sequence[Run], metric: str) -> lis
         return []
     path = privacy_figures.privacy_utility(points, folder, f"{name}_privacy_utility", y_label=metric)
     return [(path, "What every method leaks against what it achieves.")]
+
+
+def _labels(folder: Path, name: str, runs: Sequence[Run]) -> list[Any]:
+    """DP-SimAgg's Figure 4: the soft Dice of every label over the rounds."""
+    metrics = [m for m in runs[0].summary["metrics"] if m.startswith(system_table.PER_LABEL)]
+    if not metrics or len(runs) > 12:
+        return []
+    rows = {run.label: run.rows for run in runs}
+    path = fets_figures.metric_panels(rows, metrics, folder, f"{name}_labels", site="pooled")
+    return [(path, "Soft Dice of every label over the rounds, all held-out cases pooled.")]
+
+
+def _budgets(folder: Path, name: str, runs: Sequence[Run], metric: str) -> list[Any]:
+    """Utility over the privacy budget of the whole run, for every private rule; the line is the first run without."""
+    curves: dict[str, list[tuple[float, float, float]]] = {}
+    without, delta = None, None
+    for run in runs:
+        cell, guarantee = method_table.utility(run, metric), run.summary.get("privacy") or {}
+        std = float("nan") if cell.std is None else cell.std
+        if guarantee.get("epsilon") is not None:
+            delta = guarantee["delta"]
+            curves.setdefault(run.label.partition(", eps")[0], []).append((guarantee["epsilon"], cell.mean, std))
+        elif not guarantee and without is None:
+            without = (cell.mean, std)
+    if not curves:
+        return []
+    path = fets_figures.epsilon_utility(
+        curves, folder, f"{name}_epsilon_utility", without=without, y_label=metric, delta=delta
+    )  # fmt: skip
+    return [(path, "What a privacy budget costs. Rows without a guarantee have no place here.")]
 
 
 def _methods(folder: Path, name: str, runs: Sequence[Run], sites: Sequence[str], metric: str) -> list[Any]:

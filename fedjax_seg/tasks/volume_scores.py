@@ -60,8 +60,8 @@ def scoring(regions: str, labels: tuple[int, ...], rules: overlap.Rules) -> Scor
 def definitions(how: Scoring) -> dict[str, tuple[str, str]]:
     """{metric: (direction, definition)}."""
     soft = (
-        "GaNDLF soft Dice, (2 sum p t + 1e-7) / (sum p + sum t + 1e-7) over the voxels of the cropped volume, with the "
-        "predicted probability p (no threshold) and t = 1 at the label"
+        "GaNDLF soft Dice, (2 sum p t + 1e-7) / (sum p + sum t + 1e-7) over all voxels of the file (those cropped away"
+        " are background for certain), with the predicted probability p (no threshold) and t = 1 at the label"
     )
     mean = "mean over cases, n of them defined"
     table = overlap.definitions(how.rules, "volume (the file's own shape, before any crop)")
@@ -91,6 +91,8 @@ def reduce(outputs: Mapping[str, np.ndarray], how: Scoring) -> dict[str, np.ndar
     extent = np.prod(np.asarray(outputs["shape"], float), -1)
     table["cross_entropy"] = np.asarray(outputs["entropy"], float).sum(-1) / extent
     both, p, t = np.moveaxis(np.asarray(outputs["soft"], float).sum(1), -1, 0)  # [n, classes] each
+    for sums in (both, p, t):  # what was cropped away is background, and predicted as such
+        sums[:, 0] += np.prod(full.astype(float), -1) - extent
     soft = (2 * both + SMOOTH) / (p + t + SMOOTH)
     table |= {"soft_dice": soft[:, 1:].mean(1), "round_score": soft.mean(1)}
     table |= {f"soft_dice_{label}": soft[:, k] for k, label in enumerate(how.labels)}

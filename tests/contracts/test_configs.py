@@ -30,7 +30,7 @@ def words_of(name):
         methods = ("fedavg", "fedprox", "fedbn", "dp_sgd", "centralised", "local", "fedper", "scaffold", "fednova")
         return [None, "small", "lidc", "ci", "fedbn,lidc", *(f"ci,{m}" for m in methods)]
     if name == "dp_simagg_fets":
-        groups = ("table2", "table1", "similarity", "sound", "ablation")
+        groups = ("table2", "table1", "similarity", "sound", "ablation", "budgets")
         swept = [f"{v},{g}" for v in ("paper", "small", "ci", "hippocampus") for g in groups]
         grids = (configuration.load(ROOT / "configs" / f"{name}.py", f"ci,{g}").grid for g in groups)
         return [None, *swept, *dict.fromkeys(w for grid in grids for w in grid), "simagg,paper"]
