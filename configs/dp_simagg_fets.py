@@ -151,13 +151,12 @@ def _variant(variant: str):
     small = {"patch": (32, 32, 32), "patches": 6, "normalise": "brain", "sampling": "balanced", "background": 0.2}
     task = {"tile": (32, 32, 32), "overlap": 0.5, "blend": "gaussian"}
     if variant == "hippocampus":
-        c.eval_every = 4
-        whole = {"patch": (40, 56, 40), "patches": 1, "normalise": "image"}  # most volumes fit into one patch
+        c.eval_every, c.model.width, c.model.depth, c.model.classes = 10, 6, 2, 3
+        whole = {"patch": (36, 52, 36), "patches": 1, "normalise": "image"}  # most volumes fit into one patch
         c.data = slot(
             "data", "msd", root="", partition="partitioning_12.csv", label_scheme="plain", **{**small, **whole}
         )
-        c.model.classes = 3
-        c.task = slot("task", "volumetric", tile=(40, 56, 40), overlap=0.25, blend="gaussian")
+        c.task = slot("task", "volumetric", tile=(36, 52, 36), overlap=0.25, blend="gaussian")
         return c
     c.data = slot("data", "fets", root="", partition="partitioning.csv", **small)
     c.task = slot("task", "volumetric", regions="brats", labels=(0, 1, 2, 4), **task)

@@ -49,7 +49,8 @@ def fets(
       drop_small: leave out sites that are too small to be split, instead of refusing them.
       nonfinite: NaN and infinite voxels: 'error', or 'background' = they become 0 before normalisation.
       check_affine: refuse a label (or channel) that lies elsewhere in space than the first image.
-      cache: folder for what was read; '' = fedjax_seg/volumes in XDG_CACHE_HOME or ~/.cache.
+      cache: folder for what was read; '' = fedjax_seg/volumes in XDG_CACHE_HOME or ~/.cache. What was made of files
+        that have changed since stays there, for runs that still read it.
       workers: threads that read subjects, each in about half a GB; 0 = one per core, at most 16.
       ahead: training batches read ahead of every client; 0 = none.
       sites: the sites to use, in this order; () = all.

@@ -62,6 +62,8 @@ def find(
 ) -> Scheme:
     """The scheme of a data set: the one asked for, or with 'auto' the only one that its values allow.
 
+    'auto' never finds brats2024_post: one stray voxel of 3 among labels 0, 1, 2, 4 would change what all values mean.
+
     Args:
       found: {subject or file: the values present in its label map}.
       asked: one of NAMES.
@@ -69,16 +71,17 @@ def find(
       site_of: {the same names: site}, so that messages can tell sites.
 
     Raises:
-      UserError: 'auto' and more than one scheme fits, or sites that were written in two schemes.
-      DataFaults: values that the scheme does not have, a line per file.
+      UserError: 'auto' and more than one scheme fits, 3 and 4 in one file, or sites written in two schemes.
+      DataFaults: values that the scheme does not have, a line per file; each line tells all by itself.
     """
     checks.one_of(SETTING, asked, NAMES)
     values = set().union(*map(set, found.values()))
     if asked == "plain":
-        _check(found, tuple(range(256)), "plain")
+        _check(found, tuple(range(256)), "plain", "")
         return plain(values)
     if asked != "auto":
-        _check(found, SCHEMES[asked].values, asked)
+        fits = [name for name, scheme in SCHEMES.items() if values <= set(scheme.values)]
+        _check(found, SCHEMES[asked].values, asked, f"; all files fit {', '.join(fits)}" if fits else "")
         return SCHEMES[asked]
     if layout == "msd":
         raise checks.UserError(
@@ -86,8 +89,16 @@ def find(
             " 1 = oedema, 2 = non-enhancing tumour, 3 = enhancing tumour), brats2023 (1 = necrotic core, 2 = oedema,"
             " 3 = enhancing tumour) or plain (any other organ)"
         )
-    _check(found, SCHEMES["brats2024_post"].values, asked)
-    return SCHEMES[_unique(found, values, site_of or {})]
+    known = set(SCHEMES["brats2024_post"].values)
+    rest = {name: own for name, own in found.items() if set(own) <= known}
+    strange = len(found) - len(rest)
+    try:
+        name = _unique(rest, site_of or {})
+    except checks.UserError as error:
+        _check(found, tuple(known), asked, f"; beside that, {error}" if rest else "")
+        raise
+    _check(found, SCHEMES[name].values, name, f"; the other {len(rest)} file(s) fit it" if strange else "")
+    return SCHEMES[name]
 
 
 def to_classes(labels: np.ndarray, scheme: Scheme) -> np.ndarray:
@@ -106,9 +117,14 @@ def to_values(classes: np.ndarray, scheme: Scheme) -> np.ndarray:
     return np.array(scheme.values, np.uint8)[classes]
 
 
-def _unique(found: Mapping[str, Collection[int]], values: set[int], site_of: Mapping[str, str]) -> str:
-    if any(3 in own and 4 in own for own in found.values()):
-        return "brats2024_post"
+def _unique(found: Mapping[str, Collection[int]], site_of: Mapping[str, str]) -> str:
+    values = set().union(*map(set, found.values()))
+    if both := [name for name, own in found.items() if 3 in own and 4 in own]:
+        some = ", ".join(both[:4]) + (", ..." if len(both) > 4 else "")
+        raise checks.UserError(
+            f"{SETTING}: 3 and 4 together in {len(both)} of {len(found)} files ({some}): mend them, or set"
+            f" {SETTING}=brats2024_post"
+        )
     if 3 in values and 4 in values:
         sides = [_who([name for name in found if value in found[name]], site_of) for value in (3, 4)]
         raise checks.UserError(
@@ -125,17 +141,14 @@ def _unique(found: Mapping[str, Collection[int]], values: set[int], site_of: Map
     )
 
 
-def _check(found: Mapping[str, Collection[int]], allowed: tuple[int, ...], name: str) -> None:
+def _check(found: Mapping[str, Collection[int]], allowed: tuple[int, ...], name: str, hint: str) -> None:
     faults = [
-        f"{file}: label values {_list(own)} found, {_allowed(allowed, name)}"
+        f"{file}: label values {_list(own)} found, {_allowed(allowed, name)}{hint}"
         for file, own in found.items()
         if not set(own) <= set(allowed)
     ]
     if faults:
-        values = set().union(*map(set, found.values()))
-        fits = [other for other, scheme in SCHEMES.items() if values <= set(scheme.values) and other != name]
-        cure = f" (all values found fit {', '.join(fits)})" if fits else ""
-        raise checks.DataFaults(f"{SETTING}={name}: labels that it does not have{cure}", faults)
+        raise checks.DataFaults(f"{SETTING}={name}: labels that it does not have", faults)
 
 
 def _allowed(values: tuple[int, ...], name: str) -> str:

@@ -8,7 +8,7 @@ def msd(
     root: str,
     partition: str,
     *,
-    label_scheme: str = "plain",
+    label_scheme: str = "auto",
     normalise: str = "image",
     crop: bool = True,
     patch: tuple[int, ...] = (64, 64, 64),
@@ -32,7 +32,8 @@ def msd(
     Args:
       root: the folder of the task, with or without dataset.json.
       partition: the CSV, as in `fets`.
-      label_scheme: 'plain' = a class per value; msd_brats or brats2023 for brain tumours (their values are the same).
+      label_scheme: has to be named, 'auto' is refused: 'plain' = a class per value; msd_brats or brats2023 for brain
+        tumours (their values are the same).
       normalise ... sites: as in `fets`.
 
     Returns, Raises: see `volumes`.

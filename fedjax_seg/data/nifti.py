@@ -58,6 +58,11 @@ def spacing(affine: np.ndarray) -> np.ndarray:
     return np.sqrt((np.asarray(affine, np.float64)[:3, :3] ** 2).sum(0))
 
 
+def orientation(affine: np.ndarray) -> str:
+    """Where the array axes point to, a letter each of L or R, P or A, S or I: 'LPS' (BraTS, FeTS), 'RAS', ..."""
+    return "".join(str(letter) for letter in nibabel.aff2axcodes(np.asarray(affine, np.float64)))
+
+
 def read_image(path: Path | str, channels: bool = False) -> Volume:
     """An image, scaled as its header says. Every voxel is read; NaN and infinite voxels are kept.
 

@@ -37,6 +37,14 @@ def read(path: Path | str) -> tuple[list[Row], list[str]]:
     Returns: the rows in the table's order, and notes (rows left out, with their number).
     Raises: UserError where it is unreadable or lacks a column; DataFaults with all its faults.
     """
+    rows, notes, faults = scan(path)
+    if faults:
+        raise checks.DataFaults(str(path), faults)
+    return rows, notes
+
+
+def scan(path: Path | str) -> tuple[list[Row], list[str], list[str]]:
+    """As `read`, yet faults are returned; a subject whose own cells are whole is among the rows all the same."""
     header, lines = _lines(path)
     site, subject, use = _columns(path, header)
     rows: list[Row] = []
@@ -49,21 +57,21 @@ def read(path: Path | str) -> tuple[list[Row], list[str]]:
             continue
         row = Row(cells[subject], cells[site], cells[use].lower() if use >= 0 else "")
         faults += [f"line {line}: {fault}" for fault in _faults(row, header, (site, subject, use), cells)]
-        if row.subject and seen.setdefault(row.subject, line) != line:
+        if not row.subject:
+            continue
+        if seen.setdefault(row.subject, line) != line:
             faults.append(
                 f"line {line}: {row.subject} is already in line {seen[row.subject]}; delete one, a subject has one site"
             )
-        if row.site == NO_SITE:
+        elif row.site == NO_SITE:
             without += 1
-        else:
+        elif row.site:
             rows.append(row)
-    if faults:
-        raise checks.DataFaults(str(path), faults)
-    if not rows:
+    if not rows and not faults:
         what = f"{without} row(s), all with {header[site]} {NO_SITE} (no institution)" if without else "no row"
         raise checks.UserError(f"{path}: {what}; a row per subject with its institution expected")
     notes = [f"{without} row(s) with {header[site]} {NO_SITE} (no institution) left out"] if without else []
-    return rows, notes
+    return rows, notes, faults
 
 
 def sites(rows: Iterable[Row]) -> list[str]:
@@ -115,7 +123,10 @@ def split(
             continue
         why = f"site {site}: {len(own)} subject(s)"
         why += f", at least {min_site} expected" if len(own) < min_site else f", {len(train)} train and {len(val)} val"
-        faults.append(f"{why}; add subjects, or let small sites be dropped")
+        cure = "add subjects"
+        if len(own) >= min_site and any(row.use for row in own):
+            cure = f"write {'train' if val else 'val'} for at least one in the table"
+        faults.append(f"{why}; {cure}, or let small sites be dropped")
         small.append((site, len(own)))
     if faults and not drop_small:
         raise checks.DataFaults("the split of the institutions", faults)

@@ -140,6 +140,14 @@ def grouped(label: np.ndarray) -> tuple[np.ndarray, tuple[int, ...], tuple[int, 
     return index, tuple(int(v) for v in values), (0, *(int(n) for n in np.cumsum(counts)))
 
 
+def label_counts(path: Path) -> Mapping[int, int]:
+    """{value: voxels} of a label map, {} where it cannot be read."""
+    try:
+        return _counted(nifti.read_labels(path)[0].data)
+    except UserError:
+        return {}
+
+
 def _counted(label: np.ndarray) -> dict[int, int]:
     """{value: voxels}, ascending."""
     if label.min() >= 0 and label.max() < 256:  # counting needs no sorting

@@ -56,6 +56,7 @@ def about(cohort: Cohort, layout: str, options: Mapping[str, Any]) -> dict[str, 
         "sites": list(cohort.sites),
         "subjects": len(cohort.entries),
         "native_sizes": dict(sizes),
+        "orientation": cohort.entries[0].orientation,
         "voxels": {c: sum(e.voxels.get(v, 0) for e in cohort.entries) for c, v in zip(scheme.classes, scheme.values)},
         "table1": table1(cohort),
     }
@@ -89,6 +90,30 @@ def notes(cohort: Cohort) -> list[str]:
         lines.append(f"{_subjects(empty)} without any label voxel: patches are drawn uniformly there")
     if (found := Counter(tuple(round(mm, 3) for mm in e.spacing) for e in cohort.entries)) and len(found) > 1:
         lines.append(f"{len(found)} different spacings (mm); volumes are not resampled")
+    first = cohort.entries[0].orientation
+    if other := [(f"{e.subject}: {e.orientation}", 0) for e in cohort.entries if e.orientation != first]:
+        lines.append(f"{_subjects(other)} lie otherwise than the first ({first}): arrays and pictures are not turned")
+    lines += _twice(cohort)
+    return lines
+
+
+def _twice(cohort: Cohort) -> list[str]:
+    """Warnings of equal voxels under several ids, first of those on both sides of the split."""
+    same: dict[str, list[tuple[str, str]]] = {}
+    for e, k in zip(cohort.entries, cohort.site_of):
+        use = "train" if e.subject in cohort.train else "test"
+        same.setdefault(e.content, []).append((f"{e.subject} of {cohort.sites[k]}, {use}", use))
+    many = [own for own in same.values() if len(own) > 1]
+    across, within = ([own for own in many if (len({use for _, use in own}) > 1) == both] for both in (True, False))
+    lines = []
+    for start, groups in (
+        ("THE SAME SCAN TRAINS AND TESTS, so scores are too good", across),
+        ("the same scan", within),
+    ):
+        if groups:
+            told = "; ".join(" = ".join(text for text, _ in own) for own in groups[:_LISTED])
+            told += "; ..." * (len(groups) > _LISTED)
+            lines.append(f"WARNING: {start}: {len(groups)} under more than one id ({told}); keep one id of each")
     return lines
 
 
@@ -144,6 +169,13 @@ def files(cohort: Cohort) -> dict[str, str]:
         "split.csv": _csv(["Partition_ID", "Subject_ID", "TrainOrVal"], split),
         "cohort.csv": _csv(columns, rows),
     }
+
+
+def labels_csv(voxels: Mapping[str, Mapping[int, int]]) -> str:
+    """CSV: a row per subject, a column per label value, voxels of the whole file."""
+    values = sorted({value for counts in voxels.values() for value in counts})
+    rows = [[subject, *(counts.get(v, 0) for v in values)] for subject, counts in voxels.items()]
+    return _csv(["Subject_ID", *(f"voxels_{value}" for value in values)], rows)
 
 
 def _subjects(named: Sequence[tuple[str, Any]]) -> str:

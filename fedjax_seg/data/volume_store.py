@@ -40,6 +40,11 @@ def volume_store(
       depth: training batches read ahead of every client.
       threads: that read ahead.
     """
+    for entry in entries:  # a value without a class would become background in `classes`
+        if not set(entry.values) <= set(scheme.values):
+            raise UserError(
+                f"{entry.subject}: label values {entry.values} found, {scheme.values} ({scheme.name}) expected"
+            )
     channels = len(entries[0].background)
     largest = tuple(math.ceil(max(axis) / multiple) * multiple for axis in zip(*(e.shape for e in entries)))
     classes = np.zeros(256, np.uint8)

@@ -26,6 +26,7 @@ ALIASES = {
     "seg": "seg",
     "final_seg": "seg",
     "seg_fused": "seg",
+    "segm": "seg",  # BraTS20_Training_355 of BraTS 2020 has W39_1998.09.19_Segm.nii
 }
 _SPELLINGS = {kind: tuple(a for a, k in ALIASES.items() if k == kind) for kind in (*CHANNELS, "seg")}
 _LEVELS = 3  # root / site / subject / files
@@ -51,21 +52,28 @@ class Tree(NamedTuple):
       subjects: sorted by id; only those without a fault.
       faults: one line each.
       notes: what was left out on purpose, one line per kind.
+      labels: {id: label} of subjects with a fault that have one label all the same.
     """
 
     subjects: tuple[Subject, ...]
     channels: tuple[str, ...]
     faults: tuple[str, ...]
     notes: tuple[str, ...]
+    labels: Mapping[str, Path] = {}
 
 
 class _Folder(NamedTuple):
-    """What a folder holds, sorted; hidden files and those that macOS adds are passed over."""
+    """What a folder holds, sorted; hidden files and those that macOS adds are passed over.
+
+    broken: (link, why) of links that lead nowhere and have no NIfTI name; fault: why the folder itself is unreadable.
+    """
 
     path: Path
     volumes: tuple[Path, ...]  # NIfTI files
     folders: tuple[Path, ...]
     others: tuple[Path, ...]
+    broken: tuple[tuple[Path, str], ...] = ()
+    fault: str = ""
 
 
 def fets_tree(root: Path | str, wanted: Collection[str] | None = None, labels: bool = False) -> Tree:
@@ -80,32 +88,45 @@ def fets_tree(root: Path | str, wanted: Collection[str] | None = None, labels: b
 
     Raises: UserError where there is no such folder or it holds no subject. All else is collected in `faults`.
     """
-    root = _folder(root, "subject folders such as FeTS2022_00000/FeTS2022_00000_t1.nii.gz")
+    root = existing(root, "subject folders such as FeTS2022_00000/FeTS2022_00000_t1.nii.gz")
     folders: dict[str, list[_Folder]] = {}
-    for folder in _subject_folders(_listing(root), _LEVELS):
-        folders.setdefault(folder.path.name, []).append(folder)
-    if not folders:
+    unread: list[_Folder] = []
+    for folder in _subject_folders(_top(root), _LEVELS):
+        if folder.fault:
+            unread.append(folder)
+        else:
+            folders.setdefault(folder.path.name, []).append(folder)
+    if not folders and not unread:
         raise checks.UserError(
             f"{root}: no folder with NIfTI files; SUBJECT/SUBJECT_t1.nii.gz or SITE/SUBJECT/SUBJECT_t1.nii.gz in it"
             f" expected, found: {_found(root)}"
         )
     ids = sorted(folders) if wanted is None else sorted(i for i in set(wanted) if i in folders)
     subjects: list[Subject] = []
-    faults: list[str] = []
+    missing = set(wanted or ()) - set(folders)
+    # A folder that nobody asked for may be locked; one of a site may hide who is missing.
+    told = [f for f in unread if wanted is None or f.path.name in missing or missing - {u.path.name for u in unread}]
+    faults = [f"{os.path.relpath(f.path, root)}: {f.fault}" for f in told]
+    missing -= {f.path.name for f in told}
     extras: dict[str, list[str]] = {}
+    labelled: dict[str, Path] = {}
     for name in ids:
         if len(folders[name]) > 1:
             places = " and ".join(os.path.relpath(f.path, root) for f in folders[name])
             faults.append(f"{name}: two folders of that name, {places}; one folder per subject expected")
             continue
         subject, wrong, extra = _subject(folders[name][0], labels)
-        subjects += [subject] if not wrong else []
+        if not wrong:
+            subjects.append(subject)
+        elif subject.label is not None:
+            labelled[name] = subject.label
         faults += wrong
         for kind in extra:
             extras.setdefault(kind, []).append(name)
-    if wanted is not None:
-        faults += _missing(set(wanted) - set(folders), folders, root)
-    return Tree(tuple(subjects), CHANNELS, tuple(faults), tuple(_notes(extras, folders, wanted)))
+    empty = sorted(name for name in missing if (root / name).is_dir())
+    faults += [f"{name}: no NIfTI file in its folder; found: {_found(root / name)}" for name in empty]
+    faults += _missing(missing - set(empty), folders, root)
+    return Tree(tuple(subjects), CHANNELS, tuple(faults), tuple(_notes(extras, folders, wanted)), labelled)
 
 
 def msd_tree(root: Path | str, wanted: Collection[str] | None = None, labels: bool = True) -> Tree:
@@ -120,7 +141,7 @@ def msd_tree(root: Path | str, wanted: Collection[str] | None = None, labels: bo
 
     Raises: UserError where there is no such folder or no image, or `dataset.json` is unreadable.
     """
-    root = _folder(root, "imagesTr/ and labelsTr/")
+    root = existing(root, "imagesTr/ and labelsTr/")
     images, label_of = (_by_id(root / name) for name in ("imagesTr", "labelsTr"))
     _check_msd(root, images, label_of)
     ids = sorted(set(images) | set(label_of)) if wanted is None else sorted(set(wanted) & set(images))
@@ -139,8 +160,7 @@ def msd_tree(root: Path | str, wanted: Collection[str] | None = None, labels: bo
         faults += wrong
         if not wrong:
             subjects.append(Subject(i, (own[0],), marks[0] if marks else None))
-    if wanted is not None:
-        faults += _missing(set(wanted) - set(images), images, root)
+    faults += _missing(set(wanted or ()) - set(images), images, root)
     notes = _notes({}, images, wanted)
     return Tree(tuple(subjects), _channel_names(root, images[min(images)][0]), tuple(faults), tuple(notes))
 
@@ -182,7 +202,7 @@ def _subject(folder: _Folder, labels: bool) -> tuple[Subject, list[str], list[st
         named = ", ".join(f"{kind} ({'|'.join(_SPELLINGS[kind])})" for kind in missing)
         there = ", ".join(p.name for p in folder.volumes)
         faults.append(f"{name}: no {named}; found: {there}")
-    label = files["seg"][0] if "seg" in files else None
+    label = files["seg"][0] if len(files.get("seg", ())) == 1 else None
     return Subject(name, tuple(files[c][0] for c in CHANNELS if c in files), label), faults, extra
 
 
@@ -203,14 +223,17 @@ def _kind(parts: Sequence[str]) -> str:
 
 
 def _subject_folders(folder: _Folder, levels: int) -> list[_Folder]:
-    """Folders that hold NIfTI files, below the given one but not below each other.
+    """Folders that hold NIfTI files, below the given one but not below each other; and all that cannot be read.
 
     A folder with other folders in it is a subject's only if one of its files is a known kind: an atlas may lie beside
     the subjects of a site.
     """
-    found = []
+    found = [_Folder(path, (), (), (), fault=why) for path, why in folder.broken]
     for path in folder.folders:
         inner = _listing(path)
+        if inner.fault:
+            found.append(inner)
+            continue
         known = any(_kind(_rest(volume, path.name)) for volume in inner.volumes)
         if known or (inner.volumes and not inner.folders):
             found.append(inner)
@@ -259,12 +282,13 @@ def _channel_names(root: Path, image: Path) -> tuple[str, ...]:
 
 def _by_id(folder: Path) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
-    for path in _listing(folder).volumes if folder.is_dir() else ():
+    for path in _top(folder).volumes if folder.is_dir() else ():
         found.setdefault(_stem(path.name), []).append(path)
     return found
 
 
-def _folder(root: Path | str, expected: str) -> Path:
+def existing(root: Path | str, expected: str) -> Path:
+    """The folder. Raises: UserError where there is none, with what is there instead."""
     root = Path(root).expanduser()
     if not root.is_dir():
         near = root.parent
@@ -273,18 +297,35 @@ def _folder(root: Path | str, expected: str) -> Path:
     return root
 
 
+def _top(path: Path) -> _Folder:
+    folder = _listing(path)
+    if folder.fault:
+        raise checks.UserError(f"{path}: {folder.fault}")
+    return folder
+
+
 def _listing(path: Path) -> _Folder:
     kinds: tuple[list[Path], list[Path], list[Path]] = ([], [], [])
+    broken: list[tuple[Path, str]] = []
     try:
         with os.scandir(path) as entries:
             for entry in entries:
-                if not entry.name.startswith((".", "__MACOSX")):
-                    nifti_name = entry.name.lower().endswith((".nii", ".nii.gz"))
-                    kinds[1 if entry.is_dir() else 0 if nifti_name else 2].append(path / entry.name)
+                if entry.name.startswith((".", "__MACOSX")):
+                    continue
+                own = path / entry.name
+                # os.path says False of a link in a circle, where DirEntry raises.
+                if os.path.isdir(own) if entry.is_symlink() else entry.is_dir():
+                    kinds[1].append(own)
+                elif entry.name.lower().endswith((".nii", ".nii.gz")):
+                    kinds[0].append(own)
+                elif entry.is_symlink() and not os.path.exists(own):
+                    broken.append((own, f"is a broken link (to {os.readlink(own)}); mend it"))
+                else:
+                    kinds[2].append(own)
     except OSError as error:
-        raise checks.UserError(f"{path}: cannot be read ({error.strerror})") from None
+        return _Folder(path, (), (), (), fault=f"cannot be read ({error.strerror}); mend its permissions")
     volumes, folders, others = (tuple(sorted(kind)) for kind in kinds)
-    return _Folder(path, volumes, folders, others)
+    return _Folder(path, volumes, folders, others, tuple(sorted(broken)))
 
 
 def _stem(name: str) -> str:

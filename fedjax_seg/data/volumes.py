@@ -13,7 +13,7 @@ from fedjax_seg.core import checks
 from fedjax_seg.data import label_schemes, partition_table, volume_cache, volume_report, volume_tree
 from fedjax_seg.data import patches as drawing
 from fedjax_seg.data.federated import FederatedData, Split, validate
-from fedjax_seg.data.volume_preparation import NORMALISATIONS
+from fedjax_seg.data.volume_preparation import NORMALISATIONS, label_counts
 from fedjax_seg.data.volume_store import volume_store
 
 LAYOUTS = ("fets", "msd")
@@ -45,7 +45,7 @@ class Options(NamedTuple):
 class _Plan(NamedTuple):
     """Who is wanted, as the table says.
 
-    rows: None where the table has faults; parts: {site: (train, val)}, {} where it cannot be split.
+    rows: the good ones, None where there is none; parts: {site: (train, val)}, {} where the table has faults.
     """
 
     rows: tuple[partition_table.Row, ...] | None
@@ -71,22 +71,27 @@ def volumes(layout: str, root: str, partition: str, options: Options) -> Federat
       voxels of every label that could be read.
     """
     draw = _checked(options)
-    path = _table_path(root, partition)
+    if not root:
+        raise checks.UserError("data.root: no folder given; name the folder of the volumes")
+    base = volume_tree.existing(Path(root).expanduser().absolute(), "the volumes")
+    path = _table_path(base, partition)
     plan = _planned(path, options)
-    tree = _tree(layout, root, plan)
+    tree = _tree(layout, base, plan)
     rules = volume_cache.Rules(
         options.normalise, bool(options.crop), layout == "msd", options.nonfinite, bool(options.check_affine)
     )
-    base = Path(root).expanduser()
     cache = volume_cache.folder(options.cache, base, rules)
     workers = options.workers or min(_cores(), _MOST_READERS)
     begun = time.perf_counter()
     found = volume_cache.prepare(tree.subjects, rules, cache, workers=workers)
     seconds = time.perf_counter() - begun
+    if tree.labels:
+        others = {s: counts for s, path in tree.labels.items() if (counts := label_counts(path))}
+        found = found._replace(voxels=dict(sorted({**found.voxels, **others}.items())))
     site_of = {row.subject: row.site for row in plan.rows or ()}
     scheme, unknown = _scheme(layout, options.label_scheme, found, site_of)
     faults = [*plan.faults, *tree.faults, *found.faults, *_channels(tree, found), *unknown]
-    labels = volume_cache.labels_csv(found.voxels)
+    labels = volume_report.labels_csv(found.voxels)
     if faults or scheme is None:
         raise checks.DataFaults(f"data.{layout}: {base}", faults, {"labels.csv": labels})
     entries = {entry.subject: entry for entry in found.entries if entry is not None}
@@ -141,28 +146,25 @@ def _checked(options: Options) -> drawing.Drawing:
     return draw
 
 
-def _table_path(root: str, partition: str) -> Path:
-    if not root:
-        raise checks.UserError("data.root: no folder given; name the folder of the volumes")
+def _table_path(base: Path, partition: str) -> Path:
     if not partition:
         raise checks.UserError(
             "data.partition: no table given; name the CSV with the columns Partition_ID and Subject_ID"
         )
-    inside, plain = Path(root).expanduser() / partition, Path(partition).expanduser()
-    for path in (inside, plain):
+    for path in (base / partition, Path(partition).expanduser()):
         if path.is_file():
             return path
     raise checks.UserError(
-        f"data.partition: no file {partition}, neither in {Path(root).expanduser()} nor as a path of its own; a CSV"
+        f"data.partition: no file {partition}, neither in {base} nor as a path of its own; a CSV"
         " with the columns Partition_ID and Subject_ID expected"
     )
 
 
 def _planned(path: Path, options: Options) -> _Plan:
-    try:
-        rows, notes = partition_table.read(path)
-    except checks.DataFaults as error:
-        return _Plan(None, {}, [], [f"{path.name}: {fault}" for fault in error.faults])
+    rows, notes, faults = partition_table.scan(path)
+    if faults:
+        good = tuple(row for row in rows if not options.sites or row.site in map(str, options.sites))
+        return _Plan(good or None, {}, notes, [f"{path.name}: {fault}" for fault in faults])
     order = partition_table.sites(rows)
     if options.sites:
         order = [str(site) for site in options.sites]
@@ -183,9 +185,9 @@ def _planned(path: Path, options: Options) -> _Plan:
     return _Plan(kept, parts, [*notes, *more], [])
 
 
-def _tree(layout: str, root: str, plan: _Plan) -> volume_tree.Tree:
-    """Files of the wanted subjects. Where the table has faults, of all that have a label: whoever mends the table wants
-    to know of their faults as well, and what is read is in the cache."""
+def _tree(layout: str, root: Path, plan: _Plan) -> volume_tree.Tree:
+    """Files of the wanted subjects. Where the table has no good row, of all that have a label: whoever mends the table
+    wants to know of their faults as well, and what is read is in the cache."""
     read = volume_tree.fets_tree if layout == "fets" else volume_tree.msd_tree
     if plan.rows is not None:
         return read(root, {row.subject for row in plan.rows}, labels=True)
@@ -203,7 +205,7 @@ def _scheme(
     try:
         return label_schemes.find(present, asked, layout=layout, site_of=sites), []
     except checks.DataFaults as error:
-        return None, [str(error).splitlines()[0].removesuffix(f": {len(error.faults)} fault(s)"), *error.faults]
+        return None, list(error.faults)
     except checks.UserError as error:
         return None, [str(error)]
 

@@ -30,6 +30,21 @@ def moved(affine, by):
     return out
 
 
+@pytest.mark.parametrize(
+    "axes, letters",  # the direction of each array axis: +x is right, +y anterior, +z superior
+    [
+        ([(1, 0, 0), (0, 1, 0), (0, 0, 1)], "RAS"),
+        ([(-1, 0, 0), (0, -1, 0), (0, 0, 1.5)], "LPS"),
+        ([(0, 2, 0), (0, 0, -3), (-1, 0, 0)], "AIL"),
+        ([(-0.9, 0.3, 0), (0.3, 0.9, 0.2), (0, 0.2, -2)], "LAI"),
+    ],
+)
+def test_where_the_axes_point_to(axes, letters):
+    affine = np.eye(4)
+    affine[:3, :3], affine[:3, 3] = np.array(axes).T, (80, -30, 7)
+    assert nifti.orientation(affine) == letters
+
+
 def test_geometry_that_differs():
     one = Geometry((16, 16, 12), FLIPPED)
     assert nifti.same_geometry(one, Geometry((16, 16, 12), FLIPPED.copy())) == ""

@@ -99,6 +99,9 @@ def test_all_faults_at_once_with_their_lines(tmp_path):
         "line 11: 4 cells, 3 in the header; one row per subject expected",
     ]
     assert "partitioning.csv: 8 fault(s)" in str(error.value)
+    own, notes, faults = partition_table.scan(tmp_path / "partitioning.csv")
+    assert [(row.subject, row.site) for row in own] == [("a", "1"), ("c", "2"), ("d", "2")]
+    assert faults == list(error.value.faults) and notes == []
 
 
 def rows(sizes, use=lambda site, i: ""):
@@ -163,8 +166,11 @@ def test_sites_with_an_empty_side():
         split(own)
     assert list(error.value.faults) == [
         "site 1: 1 subject(s), at least 2 expected; add subjects, or let small sites be dropped",
-        "site 3: 3 subject(s), 3 train and 0 val; add subjects, or let small sites be dropped",
+        "site 3: 3 subject(s), 3 train and 0 val; write val for at least one in the table, or let small sites be"
+        " dropped",
     ]
+    with pytest.raises(DataFaults, match="0 train and 2 val; write train for at least one in the table"):
+        split(rows({"4": 2}, lambda site, i: "val"))
     parts, notes = split(own, drop_small=True)
     assert list(parts) == ["2"] and notes == ["2 small site(s) dropped, with 4 subject(s): 1 (1), 3 (3)"]
     parts, notes = split(own, drop_small=True, min_site=5)

@@ -4,6 +4,8 @@ import errno
 import hashlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cached_site import RULES, Site, arrays, everything, raw
-from volume_folder import SHAPE, classes, image, msd_folder
+from volume_folder import SHAPE, VolumeFolder, classes, image, msd_folder
 
 from fedjax_seg.core.checks import UserError
 from fedjax_seg.data import volume_cache
@@ -112,6 +114,74 @@ def test_only_changed_subjects_are_read_again(site):
     assert site.file("seg").stat().st_size != before.st_size
     os.utime(site.file("seg"), ns=(before.st_atime_ns, before.st_mtime_ns))
     assert site.prepare().entries[0].values == (1,)  # the same time, another size
+
+
+@pytest.mark.parametrize("how", ["overwritten", "replaced"])
+def test_other_content_of_the_same_size_and_time(tmp_path, how):
+    """As `cp -p` and `rsync -t` leave it: the change time or the inode tells. Unpacked files are of one size."""
+    path = VolumeFolder(tmp_path / "data").subject(naming="kaggle") / "FeTS2022_00000_seg.nii"
+    prepare = lambda: volume_cache.prepare(
+        fets_tree(tmp_path / "data", labels=True).subjects, RULES, tmp_path / "cache", workers=1
+    ).entries[0]
+    assert prepare().values == (1, 2, 4)
+    stat, content = path.stat(), path.read_bytes()
+    place = path if how == "overwritten" else path.with_name("new")
+    place.write_bytes(content[:352] + content[352:].replace(b"\2", b"\1"))
+    place.replace(path)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    assert prepare().values == (1, 4)
+    path.chmod(0o600)
+    assert not prepare().fresh  # another change time, the same bytes
+
+
+def test_a_run_keeps_what_it_began_with(site):
+    """Another run reads the changed files meanwhile; and back again, without reading."""
+    first = site.prepare().entries[0]
+    want, kept = arrays(first), site.file("t1").read_bytes()
+    site.write("t1", np.full(SHAPE, 50, np.int16))  # the box grows as well
+    second = site.prepare().entries[0]
+    assert second.fresh and second.folder != first.folder and second.shape != first.shape
+    for was, now in zip(want, arrays(first)):
+        np.testing.assert_array_equal(was, now)
+    site.file("t1").write_bytes(kept)
+    third = site.prepare().entries[0]
+    assert not third.fresh and third.folder == first.folder and third.content == first.content
+
+
+def test_a_shared_cache_that_cannot_be_written(site, monkeypatch):
+    site.prepare()
+    os.utime(site.file("t1"), ns=(1, 1))
+
+    def read_only(*args):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(volume_cache, "_write_json", read_only)
+    assert [e.fresh for e in site.prepare().entries] == [False, False]
+
+
+def test_a_source_that_cannot_be_read_is_no_fault_of_the_cache(site, monkeypatch):
+    site.prepare()
+    site.file("t1").unlink()
+    site.file("t1").symlink_to("nowhere")
+    (fault,) = site.prepare().faults
+    name = site.file("t1").name
+    assert fault == f"FeTS2022_00000: {name}: cannot be read (No such file or directory); mend the file"
+
+
+def test_a_long_first_start_is_told(tmp_path, capsys):
+    site = Site(tmp_path, subjects=21)
+    found = site.prepare()
+    lines = capsys.readouterr().err.splitlines()
+    size = sum(e.bytes for e in found.entries) / 1e9
+    assert re.match(rf"reading 21 subjects, about {size:.1f} GB, into {site.place} \([\d.]+ GB free\)$", lines[0])
+    assert [int(line.split()[0]) for line in lines[1:]] == [3, 5, 7, 9, 11, 13, 15, 17, 19, 21]
+    assert all(re.match(r"\d+ of 21 subjects read, about [\d.]+ min left$", line) for line in lines[1:])
+    assert len(found.entries) == 21 and all(e is not None and e.fresh for e in found.entries)
+    site.prepare()
+    shutil.rmtree(site.place / "FeTS2022_00003")
+    assert [e.fresh for e in site.prepare().entries].count(True) == 1
+    assert capsys.readouterr().err == ""  # little to read
 
 
 def test_other_preprocessing_and_other_trees_have_their_own_cache(site, tmp_path):
@@ -216,7 +286,8 @@ def test_a_kill_at_any_moment_and_the_same_cache_in_the_end(site, tmp_path):
         for name in [n for n in before if n.endswith("meta.json")]:  # a described subject is a whole one
             assert {n for n in want if n.startswith(name.removesuffix("meta.json"))} <= set(before)
         found = volume_cache.prepare(subjects, RULES, place, workers=1)
-        assert [e.fresh for e in found.entries] == [f"{s.id}/meta.json" not in before for s in subjects]
+        described = {name.split("/")[0] for name in before if name.endswith("meta.json")}
+        assert [e.fresh for e in found.entries] == [s.id not in described for s in subjects]
         assert everything(place) == want, number
     assert len(left) > 5  # the kills did hit different moments
 

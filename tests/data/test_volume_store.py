@@ -53,8 +53,8 @@ def made(path, image, label, background=0.0):
     shape = label.shape
     return volume_cache.Entry(
         subject=path.name, folder=path, sources=(), native=shape, start=(0, 0, 0), shape=shape, spacing=(1, 1, 1),
-        background=(background,) * image.shape[-1], values=values, offsets=offsets, voxels={}, content="", facts={},
-        bytes=0, fresh=True,
+        orientation="LPS", background=(background,) * image.shape[-1], values=values, offsets=offsets, voxels={},
+        content="", facts={}, bytes=0, fresh=True,
     )  # fmt: skip
 
 
@@ -173,6 +173,15 @@ def test_a_saved_prediction_is_the_label_again(opened, entries, tmp_path):
         np.testing.assert_array_equal(got.data, np.array([0, 1, 2, 4])[classes(n, 4)])
         np.testing.assert_array_equal(got.geometry.affine, image.geometry.affine)
         assert rounded == 0
+
+
+def test_a_value_without_a_class_never_becomes_background(opened, entries, tmp_path):
+    label = np.zeros((6, 6, 6), np.uint8)
+    label[1, 1, 1] = 3
+    entry = made(tmp_path / "c", np.ones((6, 6, 6, 1), np.float16), label)
+    with pytest.raises(UserError, match=r"c: label values \(3,\) found, \(0, 1, 2, 4\) \(brats2021\) expected"):
+        opened(cases=[entry])
+    assert opened().whole(0)["y"].max() == 3  # of 0, 1, 2, 4
 
 
 def test_a_prediction_of_another_size_is_a_bug(opened, tmp_path):

@@ -63,7 +63,7 @@ def test_all_faults_at_once(tmp_path):
     named(tmp_path, "P2", *(f"P2_{n}" for n in full), "P2_t1Gd.nii.gz")
     named(tmp_path, "P3", *(f"P3_{n}" for n in full[2:]))
     named(tmp_path, "P4", "P4_seg.nii.gz", "P4_final_seg.nii", *(f"P4_{n}" for n in full[:4]))
-    named(tmp_path, "P5", *(f"P5_{n}" for n in full[:4]), "W39_1998.09.19_Segm.nii")
+    named(tmp_path, "P5", *(f"P5_{n}" for n in full[:4]), "W39_1998.09.19_Mask.nii")
     named(tmp_path, "A/P6", *(f"P6_{n}" for n in full))
     named(tmp_path, "B/P6", *(f"P6_{n}" for n in full))
     tree = fets_tree(tmp_path, labels=True)
@@ -72,12 +72,72 @@ def test_all_faults_at_once(tmp_path):
         "P2: P2_t1Gd.nii.gz and P2_t1ce.nii.gz are both t1ce; delete or rename one",
         "P3: no t1 (t1|t1n), t1ce (t1ce|t1c|t1gd); found: P3_flair.nii.gz, P3_seg.nii.gz, P3_t2.nii.gz",
         "P4: P4_final_seg.nii and P4_seg.nii.gz are both seg; delete or rename one",
-        "P5: no seg (seg|final_seg|seg_fused); found: P5_flair.nii.gz, P5_t1.nii.gz, P5_t1ce.nii.gz, P5_t2.nii.gz,"
-        " W39_1998.09.19_Segm.nii",
+        "P5: no seg (seg|final_seg|seg_fused|segm); found: P5_flair.nii.gz, P5_t1.nii.gz, P5_t1ce.nii.gz,"
+        " P5_t2.nii.gz, W39_1998.09.19_Mask.nii",
         f"P6: two folders of that name, A{os.sep}P6 and B{os.sep}P6; one folder per subject expected",
     ]
+    assert {name: path.name for name, path in tree.labels.items()} == {"P2": "P2_seg.nii.gz", "P3": "P3_seg.nii.gz"}
     without = fets_tree(tmp_path)  # labels are not asked for
     assert [(s.id, s.label) for s in without.subjects][1:] == [("P5", None)]
+
+
+def test_the_segmentation_of_another_name_in_brats_2020(tmp_path):
+    """BraTS20_Training_355 as the challenge gave it out."""
+    name = "BraTS20_Training_355"
+    named(tmp_path, name, *(f"{name}_{k}.nii" for k in KINDS[:4]), "W39_1998.09.19_Segm.nii")
+    (subject,) = fets_tree(tmp_path, labels=True).subjects
+    assert subject.label.name == "W39_1998.09.19_Segm.nii"
+    touch(tmp_path / name / f"{name}_seg.nii")
+    (fault,) = fets_tree(tmp_path, labels=True).faults
+    assert fault.endswith("BraTS20_Training_355_seg.nii and W39_1998.09.19_Segm.nii are both seg; delete or rename one")
+
+
+def linked(root):
+    """P1 is whole, P2 a link into nowhere, P3 one in a circle, P4 an empty folder, P5 lacks a file."""
+    files = [f"{k}.nii" for k in KINDS]
+    named(root, "P1", *files)
+    (root / "P2").symlink_to("nowhere")
+    (root / "P3").symlink_to("P3")
+    touch(root / "P4" / "notes.txt")
+    named(root, "P5", *files[1:])
+
+
+def test_broken_links_hide_no_other_fault(tmp_path):
+    linked(tmp_path)
+    tree = fets_tree(tmp_path, wanted={f"P{n}" for n in range(1, 7)}, labels=True)
+    assert [s.id for s in tree.subjects] == ["P1"]
+    assert list(tree.faults) == [
+        "P2: is a broken link (to nowhere); mend it",
+        "P3: is a broken link (to P3); mend it",
+        "P5: no t1 (t1|t1n); found: flair.nii, seg.nii, t1ce.nii, t2.nii",
+        "P4: no NIfTI file in its folder; found: notes.txt",
+        f"1 subject(s) wanted but not found in {tmp_path}: P6",
+    ]
+    assert fets_tree(tmp_path, wanted={"P1"}, labels=True).faults == ()  # nobody asked for the others
+    assert [f[:2] for f in fets_tree(tmp_path, wanted={"P1", "P2"}).faults] == ["P2"]
+    assert [f[:2] for f in fets_tree(tmp_path, labels=True).faults] == ["P2", "P3", "P5"]
+
+
+def test_a_locked_folder_hides_no_other_fault(tmp_path, monkeypatch):
+    """Root may read everything: the system's answer is played."""
+    linked(tmp_path)
+    named(tmp_path, "site/P7", "t1.nii")
+    scan = os.scandir
+
+    def locked(path):
+        if os.path.basename(path) in ("P1", "site"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    shut = "cannot be read (Permission denied); mend its permissions"
+    tree = fets_tree(tmp_path, wanted={"P1", "P5"}, labels=True)
+    assert list(tree.faults) == [f"P1: {shut}", "P5: no t1 (t1|t1n); found: flair.nii, seg.nii, t1ce.nii, t2.nii"]
+    faults = fets_tree(tmp_path, wanted={"P7"}).faults  # it may lie in any of these
+    assert f"site: {shut}" in faults and "P7" in faults[-1]
+    monkeypatch.setattr(os, "scandir", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    with pytest.raises(UserError, match=r"cannot be read \(Permission denied\)"):
+        fets_tree(tmp_path)
 
 
 def test_extra_files_are_told_in_one_line(tmp_path):

@@ -141,6 +141,7 @@ def test_what_is_told(four):
     assert about["channels"] == ["t1", "t1ce", "t2", "flair"] and about["subjects"] == 12
     assert about["label_scheme"] == "brats2021" and about["label_values"] == [0, 1, 2, 4]
     assert about["regions"] == [["ET", [3]], ["TC", [1, 3]], ["WT", [1, 2, 3]]]
+    assert about["orientation"] == "LPS"  # of the fixture's affine: -x, -y, +z
     assert about["synthetic"] is False and about["patch"] == [4, 4, 4] and about["sampling"] == "foreground"
     assert str(four.path) not in json.dumps(about)
     assert line(loaded, "label scheme:") == "label scheme: brats2021 (0 background, 1 NCR, 2 ED, 4 ET)"
@@ -210,6 +211,7 @@ def test_all_faults_in_one_list(study):
     assert labels[0] == "Subject_ID,voxels_0,voxels_1,voxels_2,voxels_4,voxels_9"
     assert [row.split(",")[0][-1] for row in labels[1:]] == ["0", "3", "4", "5", "6"]
     assert "FeTS2022_00004,0,0,0,0,3072" in labels
+    assert len(error.faults) == 6  # the two missing ones are one, and no headline is among them
 
 
 def test_faults_of_the_table_and_of_the_volumes_together(study):
@@ -247,7 +249,7 @@ def test_a_decathlon_folder(tmp_path):
     rows = [f"{1 + n // 3},{name}" for n, name in enumerate(ids)][:5]
     (tmp_path / "task" / "table.csv").write_text("\n".join(["Partition_ID,Subject_ID", *rows]))
     load = lambda **more: msd(str(tmp_path / "task"), "table.csv", cache=str(tmp_path / "c"), **(SMALL | more))
-    loaded = load()
+    loaded = load(label_scheme="plain")
     assert (
         loaded.sites == ("1", "2") and loaded.case_ids == tuple(ids[:5]) and loaded.classes == ("background", "1", "2")
     )
@@ -259,12 +261,12 @@ def test_a_decathlon_folder(tmp_path):
     np.testing.assert_array_equal(case["y"][:16, :10, :12], classes(1, 3, (18, 12, 14))[1:17, 1:11, 1:13])
     path = loaded.store.save(1, case["y"][:16, :10, :12], tmp_path / "out")
     np.testing.assert_array_equal(nifti.read_labels(path)[0].data, classes(1, 3, (18, 12, 14)))
-    with pytest.raises(DataFaults, match="'auto' cannot tell"):
-        load(label_scheme="auto")
+    with pytest.raises(DataFaults, match=r"'auto' cannot tell .* or plain"):
+        load()
     (tmp_path / "task" / "labelsTr" / "case_001.nii.gz").unlink()
     (tmp_path / "task" / "table.csv").write_text("\n".join(["Partition_ID,Subject_ID", *rows, "2,case_9"]))
     with pytest.raises(DataFaults) as error:
-        load()
+        load(label_scheme="plain")
     found = "\n".join(error.value.faults)
     assert "case_001: imagesTr/case_001.nii.gz has no label in labelsTr/" in found
     assert "1 subject(s) wanted but not found in" in found and "case_9" in found and len(error.value.faults) == 2
@@ -273,7 +275,7 @@ def test_a_decathlon_folder(tmp_path):
 def test_several_channels_in_one_file(tmp_path):
     ids = msd_folder(tmp_path / "task", subjects=2, channels=2, dataset='{"modality": {"0": "MR", "1": "CT"}}')
     (tmp_path / "task" / "t.csv").write_text("\n".join(["Partition_ID,Subject_ID", *(f"1,{i}" for i in ids)]))
-    load = lambda: msd(str(tmp_path / "task"), "t.csv", cache=str(tmp_path / "c"), **SMALL)
+    load = lambda: msd(str(tmp_path / "task"), "t.csv", cache=str(tmp_path / "c"), label_scheme="plain", **SMALL)
     assert load().about["channels"] == ["MR", "CT"] and load().store.whole_spec["x"][0][-1] == 2
     (tmp_path / "task" / "dataset.json").write_text('{"modality": {"0": "MR"}}')
     with pytest.raises(DataFaults, match=r"case_000: 2 channel\(s\), 1 expected \(MR\)"):
@@ -304,6 +306,7 @@ def test_several_channels_in_one_file(tmp_path):
         ({"partition": "none.csv"}, "data.partition: no file none.csv"),
         ({"partition": ""}, "data.partition: no table given"),
         ({"root": ""}, "data.root: no folder given"),
+        ({"root": "/no/such", "partition": "none.csv"}, "/no/such: no such folder; one with the volumes expected"),
         ({"colour": 1}, "data.fets: unknown option 'colour'"),
     ],
 )

@@ -19,7 +19,8 @@ GLI, DU, FG = "BraTS-GLI-00000-000", "TCGA-DU-7294", "TCGA-FG-6692"
 def hippocampi(real, tmp_path_factory):
     cache = str(tmp_path_factory.mktemp("hippocampi"))
     begun = time.perf_counter()
-    load = lambda **more: msd(str(real / "hippocampus"), "partitioning_12.csv", cache=cache, patch=(32, 32, 32), **more)
+    options = {"label_scheme": "plain", "patch": (32, 32, 32)}
+    load = lambda **more: msd(str(real / "hippocampus"), "partitioning_12.csv", cache=cache, **options, **more)
     loaded = load()
     seconds = time.perf_counter() - begun
     yield loaded, load, seconds
@@ -47,6 +48,7 @@ def test_twelve_sites(hippocampi):
     loaded, load, seconds = hippocampi
     assert dict(zip(loaded.sites, np.bincount(loaded.site_of).tolist())) == SITES and len(loaded.case_ids) == 260
     assert loaded.classes == ("background", "1", "2") and not [t for t in loaded.summary if t.startswith("WARNING")]
+    assert loaded.about["orientation"] == "RAS"
     for k, n in enumerate(SITES.values()):
         assert len(loaded.splits[0].train[k]) == int(0.8 * n)
     assert seconds < 60  # about 2 on two idle cores
@@ -97,6 +99,9 @@ def test_two_schemes_are_refused_together_and_read_apart(real, tumours, tmp_path
         assert f"{fresh} of 2 subjects read now" in "\n".join(loaded.summary)
         assert (loaded.arrays["full"] == (240, 240, 155)).all() and (loaded.arrays["spacing"] == 1).all()
         assert (loaded.arrays["shape"] < 200).all()
+        assert loaded.about["orientation"] == "LPS"
+        twice = [text for text in loaded.summary if text.startswith("WARNING: THE SAME SCAN TRAINS AND TESTS")]
+        assert len(twice) == ("GLI-again" in own)
         case = loaded.store.whole(0)
         path = loaded.store.save(0, case["y"][tuple(slice(0, s) for s in case["shape"])], tmp_path)
         want, got = (nifti.read_labels(p)[0] for p in (labels_of(real, loaded.case_ids[0]), path))
