@@ -10,7 +10,7 @@ Words after the colon: a variant, and methods or groups of methods (table2 where
   variant      data                                                   patch  model            rounds  sites a round
   paper        FeTS 2022, partitioning_2.csv: 33 sites, 1251 cases    64^3   33.4 M resunet   20      6 of 33
   small        synthetic MRI of 64x64x48, 12 sites                    32^3   width 8          20      3 of 12
-  ci           synthetic MRI of 48x48x32, 4 sites                     16^3   width 4          2       2 of 4
+  ci           synthetic MRI of 48x48x32, 4 sites                     16^3   width 4          2       3 of 4
   hippocampus  Decathlon Task04 (T04), partitioning_12.csv: 12 sites  whole  width 8          20      3 of 12
 `paper` wants a GPU: about 1000 cases x 40 patches in 20 rounds.
 
@@ -164,7 +164,7 @@ def _variant(variant: str):
     c.synthesis = slot("synthesis", "mri", size=(64, 64, 48))
     if variant == "ci":
         c.rounds, c.data.patches, c.data.patch, c.task.tile = 2, 2, (16, 16, 16), (16, 16, 16)
-        c.sampler = slot("sampler", "sliding_window", size=2)
+        c.sampler = slot("sampler", "sliding_window", size=3)
         c.model.width, c.model.depth, c.task.overlap, c.clock.patches = 4, 2, 0.0, 2
         c.synthesis = slot("synthesis", "mri", size=(48, 48, 32), sites=(3, 3, 2, 2))
     return c

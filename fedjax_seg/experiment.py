@@ -113,6 +113,9 @@ def run(
             folder.log(line)
         # What the folder holds is looked at before anything in it changes.
         state, position = _state(experiment, folder.path / "checkpoints", digest)
+        if loaded.store is not None or experiment.parts.aggregator.mechanism:
+            # Traced, not run: what a rule refuses is told before an evaluation of many volumes.
+            jax.eval_shape(lambda s, p: experiment.rounds(s, p, 1), state, experiment.plan)
         folder.rewind(position)
         folder.start()
         folder.write_json("config.json", configuration.plain(config))

@@ -73,3 +73,18 @@ def signalling(step, number, maker=volumes.volume_store):
         return store._replace(patches=patches)
 
     return made
+
+
+def words(root, cache, workdir, *overrides, method="simagg", config=CONFIG):
+    """The command line of `config`."""
+    settings = {
+        "data.root": root,
+        "data.cache": cache,
+        "data.sites": ",".join(SITES),
+        "data.patch": "8,8,8",
+        "task.tile": "8,8,8",
+        "model.name": "voxelwise",
+        "devices": 1,
+    }
+    tiny = [f"--config.{key}={value}" for key, value in settings.items()]
+    return ["main.py", f"--config={config}:ci,{method}", f"--workdir={workdir}", *tiny, *overrides]
