@@ -35,7 +35,8 @@ training starts at random. The sampler is the sliding window as printed; the rel
 --config.sampler.released=true. W is the share of the cases (OpenFL).
 The literal rows (dp_eps1, dp_eps10, noise_only, clip_only) noise every tensor of the full weights, as Algorithm 1 says.
 They have NO privacy guarantee (the report says why), and with C = 100 they do not learn: no run of the printed
-algorithm can give the paper's Table II.
+algorithm can give the paper's Table II. In `paper` the noise also makes running variances negative: such a model
+predicts nothing that is a number, and its scores are n/a.
 The sound rows clip the update of the whole model once (client-level, one release a round) and state what they prove; a
 model with batch statistics is refused there, so they use instance norm without running statistics (model.tracked).
 They do not learn either: the signal-to-noise ratio of a release is at most n / (z sqrt d), with n = 6 hospitals.
