@@ -66,7 +66,8 @@ def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData, sa
     Args:
       salt: of the noise of mechanisms (`config.salt`): other runs with the same seed have other noise.
     """
-    inside = len(loaded.sites) - len(loaded.external)  # all sites of the federation: who has data is not public
+    # All sites of the federation, whoever has training cases (that is not public); those that only test come last.
+    inside = 1 + max(k for k, site in enumerate(loaded.sites) if site not in loaded.external)
     sampler = sampling.make(clients=inside, **config.sampler)
     task = tasks.make(model=dict(config.model), **config.task)
     client = _corrupted(clients.make(task=task, **config.client), config, loaded)

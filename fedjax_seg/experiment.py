@@ -40,8 +40,8 @@ def load_data(config: ml_collections.ConfigDict, scratch: Path) -> federated.Fed
 
 
 def check_data(config: ml_collections.ConfigDict, workdir: str | Path) -> tuple[str, ...]:
-    """Only reads and checks the data; the lines to print. What there is to look up (the flow of cases, voxels per
-    label) is written into the folder, where there are faults as well."""
+    """Only reads and checks the data; the lines to print. Of volumes, what there is to look up (voxels per label, the
+    split) is written into the folder, where there are faults as well."""
     configuration.validate(config)
     folder = Path(workdir).resolve()
     try:
@@ -49,8 +49,8 @@ def check_data(config: ml_collections.ConfigDict, workdir: str | Path) -> tuple[
     except checks.DataFaults as error:
         _keep(folder, error.files)
         raise
-    _keep(folder, loaded.files)
     if loaded.store is not None:
+        _keep(folder, loaded.files)
         rehearse(build(config, loaded))
         loaded.store.close()
     return loaded.summary

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_seg.core import checks
-from fedjax_seg.core.types import CaseStore
+from fedjax_seg.core.stores import CaseStore
 
 
 class Split(NamedTuple):

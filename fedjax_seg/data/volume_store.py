@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_seg.core.checks import UserError
-from fedjax_seg.core.types import CaseStore
+from fedjax_seg.core.stores import CaseStore
 from fedjax_seg.data import label_schemes, nifti, patches, volume_cache
 from fedjax_seg.data.read_ahead import ReadAhead
 from fedjax_seg.data.volume_cache import Entry

@@ -81,9 +81,20 @@ def over_replicas(
         inside = jax.shard_map(local, mesh=how.mesh, in_specs=specs, out_specs=P("replica"), check_vma=False)
         return inside(state, plan, *shared)
 
-    quick = once and how.mesh.devices.flat[0].platform == "cpu"
-    options = {"xla_backend_optimization_level": 0} if quick else None
-    return jax.jit(spread, donate_argnums=(0,) if donate else (), compiler_options=options)
+    plain = jax.jit(spread, donate_argnums=(0,) if donate else ())
+    if not once or how.mesh.devices.flat[0].platform != "cpu":
+        return plain
+    quick = jax.jit(spread, compiler_options={"xla_backend_optimization_level": 0})
+
+    def call(*args: Tree) -> Tree:
+        try:
+            return quick(*args)
+        except ValueError as error:  # inside another trace such options are refused, and nothing is compiled yet
+            if "compiler_options" not in str(error):
+                raise
+            return plain(*args)
+
+    return call
 
 
 def over_cases(how: Layout, function: Callable[..., Tree]) -> Callable[..., Tree]:

@@ -14,6 +14,8 @@ from scipy import ndimage, stats
 from fedjax_seg.synthesis import mri_fields, mri_lesions, mri_subjects
 from fedjax_seg.synthesis.mri import PARTITIONS
 
+pytestmark = pytest.mark.slow
+
 STEP = 2  # every second voxel of the real maps
 SIZE = (64, 64, 64)
 SPACING = np.array(mri_fields.FIELD) / SIZE
