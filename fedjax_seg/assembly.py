@@ -173,8 +173,15 @@ def rehearse(experiment: Experiment) -> None:
     store = experiment.data.store
     assert store is not None
     batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in store.whole_spec.items()}
-    variables = jax.eval_shape(lambda: experiment.task.init(jax.random.key(0), streamed.example(store)))
-    jax.eval_shape(experiment.task.outputs, variables, batch | {"mask": jax.ShapeDtypeStruct((1,), np.float32)})
+    jax.eval_shape(
+        experiment.task.outputs, variable_shapes(experiment), batch | {"mask": jax.ShapeDtypeStruct((1,), np.float32)}
+    )
+
+
+def variable_shapes(experiment: Experiment) -> Any:
+    """The model's variables of one replica, shapes and types only."""
+    start = jax.eval_shape(experiment.initial).variables
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), start)
 
 
 def plan_of(loaded: federated.FederatedData, which: tuple[Replica, ...]) -> round.Plan:

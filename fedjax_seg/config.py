@@ -322,18 +322,20 @@ def plain(c: ml_collections.ConfigDict) -> dict[str, Any]:
 
 def salt(c: ml_collections.ConfigDict, digest: str) -> int:
     """31 bits of what decides a run's numbers, but for how long and how it runs: the salt of its noise."""
-    free = lambda key: key in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME
-    kept = {key: value for key, value in flat(plain(c)).items() if not free(key)}
+    kept = {key: value for key, value in flat(plain(c)).items() if not _free(key)}
     text = json.dumps([kept, digest], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def _free(key: str) -> bool:
+    """Whether a key, or its whole group, may differ between a run and its continuation."""
+    return key in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME
 
 
 def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """The first key in which a continuation differs from the run, in words; None where it may go on."""
     a, b = flat(old), flat(new)
     for key in sorted(a.keys() | b.keys()):
-        if key in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME:
-            continue
-        if a.get(key) != b.get(key):
+        if not _free(key) and a.get(key) != b.get(key):
             return f"config.{key} was {a.get(key)!r} and is now {b.get(key)!r}"
     return None

@@ -11,7 +11,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from fedjax_seg.assembly import Experiment, patient_numbers, places, plan_of, replicas_of
+from fedjax_seg.assembly import Experiment, patient_numbers, places, plan_of, replicas_of, variable_shapes
 from fedjax_seg.core import checks
 from fedjax_seg.core.types import Mechanism
 from fedjax_seg.data.federated import FederatedData
@@ -62,7 +62,7 @@ def _of_clients(experiment: Experiment) -> dict[str, Any]:
     assert mechanism is not None
     tensors = 1
     if mechanism.per == "tensor":
-        tensors = len(jax.tree.leaves(experiment.initial().variables))
+        tensors = len(jax.tree.leaves(variable_shapes(experiment)))
     found = composition.round_ledger(
         mechanism,
         rounds=config.rounds,

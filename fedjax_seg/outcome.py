@@ -74,7 +74,7 @@ def finish(going: Going, trained: Trained) -> dict[str, Any]:
         "paired": task.paired,
         "cohort": loaded.about.get("table1", []),
         "participation": rows.participation(written, loaded.sites),
-        "results": training.score(experiment, outputs, trained.reached),
+        "results": trained.scored,
         "privacy": going.promised,
         "attack": attack,
         "simulated": hospital_time.summary(written, trained.reached) if going.clocks else [],

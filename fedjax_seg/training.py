@@ -39,6 +39,7 @@ class Trained(NamedTuple):
     Attributes:
       state, plan: on the device, of all replicas.
       outputs: of the last model's test cases, on the host.
+      scored: metric rows of them.
       reached: finished rounds.
       stopped: why that is fewer than asked for; '' where it is not.
     """
@@ -46,6 +47,7 @@ class Trained(NamedTuple):
     state: FederatedState
     plan: Any
     outputs: dict[str, np.ndarray]
+    scored: list[dict[str, Any]]
     reached: int
     stopped: str
 
@@ -57,7 +59,8 @@ def train(going: Going, state: FederatedState) -> Trained:
     state = replicas.place(experiment.how, state)
     plan = replicas.place(experiment.how, experiment.plan)
     reached = int(np.max(np.asarray(state.round)))
-    progress, outputs = Progress(folder, reached, config.rounds), None
+    progress = Progress(folder, reached, config.rounds)
+    found: tuple[list[dict[str, Any]], dict[str, np.ndarray]] | None = None  # of the last evaluation
     if reached:
         folder.log(f"continuing at round {reached} of {config.rounds}")
     else:
@@ -72,12 +75,12 @@ def train(going: Going, state: FederatedState) -> Trained:
             folder.add_rows(times)
             stopped = hospital_time.over(config, hospital_time.spent(times, simulated))
             reached = goal
-            scored: list[dict[str, Any]] = []
             last = reached == config.rounds or bool(stopped)
-            if reached % config.eval_every == 0 or last:
-                scored, outputs = _look(going, state, plan, reached, last)
-                folder.add_rows(scored)
-            progress.show(reached, scored, experiment.task.metrics)
+            looked = reached % config.eval_every == 0 or last
+            if looked:
+                found = _look(going, state, plan, reached, last)
+                folder.add_rows(found[0])
+            progress.show(reached, found[0] if looked and found else (), experiment.task.metrics)
             asked, every = going.stop(), config.checkpoint.every_rounds
             due = reached % every == 0 if every else time.monotonic() - saved > CHECKPOINT_SECONDS
             if asked or due or last:
@@ -92,9 +95,11 @@ def train(going: Going, state: FederatedState) -> Trained:
     if stopped:
         folder.log(f"stopped at round {reached} of {config.rounds}: {stopped}")
     folder.add_timing({"event": "trained", "seconds": time.monotonic() - began})
-    if outputs is None:
-        outputs = _outputs(going, state, plan, True)
-    return Trained(state, plan, outputs, reached, stopped)
+    if found is None:  # a run that is continued after its last round
+        last_outputs = _outputs(going, state, plan, True)
+        found = _score(experiment, last_outputs, reached), last_outputs
+    scored, outputs = found
+    return Trained(state, plan, outputs, scored, reached, stopped)
 
 
 def _rounds(
@@ -121,7 +126,7 @@ def _look(going: Going, state: FederatedState, plan: Any, reached: int, last: bo
         attacking.remember(going.folder.path, reached, seen)
     going.meter()
     outputs = _outputs(going, state, plan, last)
-    return score(going.experiment, outputs, reached), outputs
+    return _score(going.experiment, outputs, reached), outputs
 
 
 def target(config: ml_collections.ConfigDict, reached: int) -> int:
@@ -145,7 +150,7 @@ def _outputs(going: Going, state: FederatedState, plan: Any, last: bool) -> dict
     return experiment.outputs(state, plan.test, plan.train_sizes, each=save)
 
 
-def score(experiment: Experiment, outputs: dict[str, np.ndarray], reached: int) -> list[dict[str, Any]]:
+def _score(experiment: Experiment, outputs: dict[str, np.ndarray], reached: int) -> list[dict[str, Any]]:
     """Metric rows of all replicas."""
     scored: list[dict[str, Any]] = []
     for r, replica in enumerate(experiment.replicas):

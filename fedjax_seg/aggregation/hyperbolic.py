@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_seg.aggregation.lift import Metrics, lift_sum, lift_with_clients
+from fedjax_seg.aggregation.lift import About, Metrics, lift_sum, lift_with_round
 from fedjax_seg.core import checks, tree
 from fedjax_seg.core.types import Aggregator, Array, Tree
 
@@ -112,20 +112,20 @@ def gyro_mean(
     listed = _checked_order(order)
     reach = math.atanh(limit)
 
-    def rule(x: Array, w: Array, present: Array, clients: Array) -> tuple[Array, Metrics]:
+    def rule(x: Array, w: Array, present: Array, about: About) -> tuple[Array, Metrics]:
         del w
         count = jnp.maximum(jnp.sum(present), 1)
         scale = gamma / count.astype(x.dtype)
         squares = jnp.sum(jnp.square(x), axis=1)
         arguments = c * scale**2 * squares
-        rows = _fold_order(clients, order, listed)
+        rows = _fold_order(about.clients, order, listed)
         m, gap = _fold(x, scale * _tanh_ratio(arguments), _gap(arguments), c, present, rows)
         ratio, clamped = _log0_ratio(c * jnp.sum(jnp.square(m)), limit, gap)
         beyond = present & (c * gamma**2 * squares >= reach**2)
         metrics = {"clamped_fraction": clamped.astype(jnp.float32), "saturated_fraction": jnp.sum(beyond) / count}
         return m * (ratio / gamma), metrics
 
-    return lift_with_clients(rule, per=per, of=of, properties=frozenset({"orthogonal"}))
+    return lift_with_round(rule, per=per, of=of, properties=frozenset({"orthogonal"}))
 
 
 def exp0(v: Array, c: float) -> Array:

@@ -70,25 +70,9 @@ def lift(
     Raises: UserError for an unknown `per` or `of`.
     """
 
-    def with_clients(x: Array, w: Array, present: Array, clients: Array) -> tuple[Array, Metrics]:
-        del clients
-        return rule(x, w, present), metrics(x, w, present) if metrics else {}
-
-    return lift_with_clients(with_clients, per=per, of=of, weighted=weighted, properties=properties)
-
-
-def lift_with_clients(
-    rule: Callable[[Array, Array, Array, Array], tuple[Array, Metrics]],
-    *,
-    per: str = "tensor",
-    of: str = "updates",
-    weighted: bool = False,
-    properties: frozenset[str] = frozenset(),
-) -> Aggregator:
-    """As `lift`, for a rule (x, w, present, clients int32 [C]) -> ([D], {metric: scalar}) that needs the client ids."""
-
     def with_round(x: Array, w: Array, present: Array, about: About) -> tuple[Array, Metrics]:
-        return rule(x, w, present, about.clients)
+        del about
+        return rule(x, w, present), metrics(x, w, present) if metrics else {}
 
     return lift_with_round(with_round, per=per, of=of, weighted=weighted, properties=properties)
 

@@ -1,9 +1,7 @@
 """The CSV of an image folder: one row per image, checked as text before any image is opened."""
 
-import csv
 import difflib
 import hashlib
-import io
 import math
 import posixpath
 import re
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_seg.core import checks
+from fedjax_seg.data import csv_table
 
 PATIENT = "patient"
 SPLITS = ("train", "test", "val", "aside")
@@ -86,20 +85,7 @@ def read_image_table(path: Path, columns: Columns) -> ImageTable:
 
     Raises: UserError where it is unreadable, no table, or lacks a column; faults of single rows are collected.
     """
-    try:
-        content = path.read_bytes()
-        text = content.decode("utf-8-sig")
-    except OSError as error:
-        raise checks.UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise checks.UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as 'CSV UTF-8'") from None
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
-    try:
-        header = [cell.strip() for cell in next(reader, [])]
-        lines = [(reader.line_num, [c.strip() for c in row]) for row in reader if any(c.strip() for c in row)]
-    except csv.Error as error:
-        raise checks.UserError(f"{path}: line {reader.line_num}: {error}; a CSV table expected") from None
+    content, delimiter, header, lines = csv_table.read(path)
     if columns.patient == PATIENT and not any(PATIENT in h.lower() for h in header):
         columns = columns._replace(patient="")
     _check_columns(path, header, columns)

@@ -6,8 +6,6 @@ memory, so that a file cut short or damaged is found, and they become float32 in
 
 import gzip
 import math
-import os
-import threading
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +15,7 @@ import numpy as np
 from nibabel.spatialimages import HeaderDataError
 
 from fedjax_seg.core import checks
+from fedjax_seg.data import whole_files
 
 _GZIP = b"\x1f\x8b"
 _CURE = "copy it again"
@@ -288,14 +287,11 @@ def _write(path: Path | str, header: nibabel.Nifti1Header, data: np.ndarray) -> 
     content = header.binaryblock + bytes(4) + swapped.tobytes("F")
     if lower.endswith(".gz"):
         content = gzip.compress(content, compresslevel=6, mtime=0)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        with whole_files.atomic(path) as file:
+            file.write(content)
     except OSError as error:
         raise checks.UserError(f"{path}: cannot be written ({error.strerror})") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _by(shape: tuple[int, ...]) -> str:

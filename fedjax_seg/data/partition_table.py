@@ -1,7 +1,5 @@
 """Which subject belongs to which institution: the partitioning CSV of FeTS, and the split inside each institution."""
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_seg.core import checks
+from fedjax_seg.data import csv_table
 
 SITE = ("partition_id", "institutionname")
 SUBJECT = "subject_id"
@@ -45,7 +44,7 @@ def read(path: Path | str) -> tuple[list[Row], list[str]]:
 
 def scan(path: Path | str) -> tuple[list[Row], list[str], list[str]]:
     """As `read`, yet faults are returned; a subject whose own cells are whole is among the rows all the same."""
-    header, lines = _lines(path)
+    _, _, header, lines = csv_table.read(path)
     site, subject, use = _columns(path, header)
     rows: list[Row] = []
     faults: list[str] = []
@@ -147,23 +146,6 @@ def _sides(rows: Sequence[Row], share: float, seed: int, site: str) -> Sides:
         cut = int(share * len(drawn))
         train, val = drawn[:cut], drawn[cut:]
     return sorted(train), sorted(val)
-
-
-def _lines(path: Path | str) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header's cells, and (line of the file, cells) of every row that is not blank."""
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise checks.UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise checks.UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as 'CSV UTF-8'") from None
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
-    try:
-        header = [cell.strip() for cell in next(reader, [])]
-        return header, [(reader.line_num, [c.strip() for c in row]) for row in reader if any(c.strip() for c in row)]
-    except csv.Error as error:
-        raise checks.UserError(f"{path}: line {reader.line_num}: {error}; a CSV table expected") from None
 
 
 def _columns(path: Path | str, header: Sequence[str]) -> tuple[int, int, int]:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_seg.core.checks import UserError
-from fedjax_seg.data import nifti
+from fedjax_seg.data import nifti, whole_files
 from fedjax_seg.data import volume_preparation as preparation
 from fedjax_seg.data.volume_tree import Subject
 
@@ -279,12 +278,12 @@ def _name(sources: Sequence[Path], sha256: Sequence[str]) -> str:
 def _written(place: Path, sources: Sequence[Path], made: preparation.Prepared) -> dict[str, Any]:
     """Writes an entry, its description last."""
     place.mkdir(parents=True, exist_ok=True)
-    _clean(place)
+    whole_files.clean(place)
     content = hashlib.sha256(str(made.image.shape).encode())
     content.update(made.image.data)
     content.update(made.label.data)
     for name, array in ((IMAGE, made.image), (LABEL, made.label), (INDEX, made.marked)):
-        with _atomic(place / name) as file:
+        with whole_files.atomic(place / name) as file:
             np.save(file, array)
     meta = {
         "format": FORMAT,
@@ -309,33 +308,8 @@ def _written(place: Path, sources: Sequence[Path], made: preparation.Prepared) -
 
 
 def _write_json(path: Path, value: Any) -> None:
-    with _atomic(path) as file:
+    with whole_files.atomic(path) as file:
         file.write((json.dumps(value, indent=1) + "\n").encode())
-
-
-@contextlib.contextmanager
-def _atomic(path: Path):
-    """A binary file that takes its name when it is complete."""
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _clean(place: Path) -> None:
-    """Removes what processes of this machine left behind that no longer run."""
-    for path in place.glob(f".*.{socket.gethostname()}.*.tmp"):
-        number = int(path.name.split(".")[-2])
-        try:
-            os.kill(number, 0)
-        except ProcessLookupError:
-            path.unlink(missing_ok=True)
-        except PermissionError:
-            pass
 
 
 def _sha256(path: Path) -> str:

@@ -10,7 +10,6 @@ Needs the extra `bench`. See README.md beside this file.
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,22 +18,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax.sharding import PartitionSpec
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
+import federated_step  # noqa: E402
 import torch_resunet as reference  # noqa: E402
-from machine_load import BUSY, Load  # noqa: E402
+import torch_rounds  # noqa: E402
+from machine_load import Load, disturbance, interleaved, spread  # noqa: E402
 
 from fedjax_seg import models  # noqa: E402
-from fedjax_seg.clients import local_sgd  # noqa: E402
 from fedjax_seg.core import tree  # noqa: E402
-from fedjax_seg.core.types import Batches, Cohort, Task  # noqa: E402
-from fedjax_seg.federation import client_axis  # noqa: E402
+from fedjax_seg.core.types import Task  # noqa: E402
 from fedjax_seg.main import prepare_jax  # noqa: E402
 
-LR, MOMENTUM = 0.01, 0.9
 MM, LAST, FIRST, OURS = "torch.mm 2048", "torch channels_last_3d", "torch NCDHW", "ours"
 LIMITS = {LAST: 1.0, FIRST: 0.9}
 
@@ -105,39 +102,12 @@ def task_of(module: Any) -> Task:
 
 
 def engine(case: Case, dropout: float = 0.0) -> tuple[Callable[[Any], Any], Any]:
-    """(variables -> the sum of the clients' changes, variables): client_axis and local_sgd as in a round."""
-    x, y = (jnp.asarray(v) for v in data_of(case))
+    """The federated step of the residual 3D U-Net."""
     model = models.make("resunet3d", width=case.width, depth=case.depth, classes=case.classes, dropout=dropout)
-    task = task_of(model)
-    client, shards = local_sgd(task, lr=LR, momentum=MOMENTUM), len(jax.devices())
-    variables = jax.jit(task.init)(jax.random.key(0), {"x": x[0, 0, :1]})
-    how = client_axis.Lanes(1, shards, "replica")
-    steps = jnp.full((case.clients,), case.steps, jnp.int32)
-
-    def step(variables: Any, x: Any, y: Any) -> Any:
-        def train_one(number: Any, present: Any, personal: Any) -> Any:
-            at = lambda s: {"x": x[number, s], "y": y[number, s], "mask": jnp.ones(case.batch)}
-            local = Batches(at, steps[number], jnp.float32(case.batch * case.steps), number)
-            update, _ = client.train(variables, {}, local, jax.random.key(0), round=jnp.int32(0), broadcast={})
-            return update.delta, {}, {"ok": present}
-
-        cohort = Cohort(jnp.arange(case.clients, dtype=jnp.int32), jnp.ones(case.clients, bool))
-        return client_axis.run(train_one, cohort, steps, {}, how, True)[0]
-
-    mesh = jax.sharding.Mesh(jax.devices(), ("replica",))
-    everywhere = PartitionSpec()
-    program = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False))
-    held = jax.device_put((variables, x, y), jax.NamedSharding(mesh, everywhere))
-    return lambda variables: program(variables, *held[1:]), held[0]
+    return federated_step.engine(task_of(model), *data_of(case))
 
 
 # ---- numbers ----
-
-
-def torch_batches(case: Case) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-    x, y = data_of(case)
-    pair = lambda k, s: (torch.tensor(np.moveaxis(x[k, s], -1, 1)).contiguous(), torch.tensor(y[k, s]).long())
-    return [[pair(k, s) for s in range(case.steps)] for k in range(case.clients)]
 
 
 def parity() -> int:
@@ -148,8 +118,14 @@ def parity() -> int:
     ours = reference.state_of(tree.paths(jax.tree.map(jnp.add, variables, change)))
     start = reference.state_of(tree.paths(variables))
     model = reference.ResUnet3d(case.width, case.depth)
-    reference.load(model, start)
-    theirs = reference.federated_round(model, model.state_dict() | start, torch_batches(case), LR, MOMENTUM)
+    torch_rounds.load(model, start)
+    theirs = torch_rounds.federated_round(
+        model,
+        model.state_dict() | start,
+        federated_step.torch_batches(*data_of(case)),
+        federated_step.LR,
+        federated_step.MOMENTUM,
+    )
     # The gradient of a bias before an instance norm is rounding errors on both sides.
     gap = lambda n: float((ours[n] - theirs[n]).abs().max() / max(float((theirs[n] - start[n]).abs().max()), 1e-4))
     worst = max(ours, key=gap)
@@ -164,8 +140,9 @@ def loops_of(case: Case) -> dict[str, Callable[[], Any]]:
     """{name: call} of everything that is timed on a case."""
     a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
     made: dict[str, Callable[[], Any]] = {MM: lambda: torch.mm(a, b)}
-    for name, last in ((FIRST, False), (LAST, True)):
-        made[name] = reference.loop(case.width, case.depth, torch_batches(case), last)
+    batches = federated_step.torch_batches(*data_of(case))
+    for name, form in ((FIRST, torch.contiguous_format), (LAST, torch.channels_last_3d)):
+        made[name] = torch_rounds.loop(reference.ResUnet3d(case.width, case.depth), batches, form)
     program, variables = engine(case)
     made[OURS] = lambda: program(variables)
     return made
@@ -175,25 +152,13 @@ def measure(case: Case, repeats: int) -> bool:
     """Prints the table; whether both limits hold."""
     print(f"\n{case.name}: {case.flops / 1e9:.0f} GFLOP of convolutions", flush=True)
     loops = loops_of(case)
-    for name, go in loops.items():
-        began = time.monotonic()
-        jax.block_until_ready(go())
-        if not name.startswith("torch"):
-            print(f"  compile and first call of '{name}': {time.monotonic() - began:.1f} s", flush=True)
-    samples: dict[str, list[Load]] = {name: [] for name in loops}
-    for _ in range(repeats):
-        for name, go in loops.items():
-            time.sleep(0.05)  # the thread pool of the loop before falls asleep
-            with Load() as load:
-                jax.block_until_ready(go())
-            samples[name].append(load)
+    samples = interleaved(loops, repeats, jax.block_until_ready, {})
     return _table(case, samples)
 
 
 def _table(case: Case, samples: Mapping[str, list[Load]]) -> bool:
     """Medians [min-max]; a ratio pairs the samples of one repeat."""
     pairs = lambda a, b: [s.wall / t.wall for s, t in zip(samples[a], samples[b])]
-    text = lambda v, digits=2: f"{np.median(v):.{digits}f} [{min(v):.{digits}f}-{max(v):.{digits}f}]"
     rate = 2 * 2048**3 / float(np.median([s.wall for s in samples[MM]]))
     print(
         f"torch.mm: {rate / 1e9:.0f} GF/s\n"
@@ -206,12 +171,10 @@ def _table(case: Case, samples: Mapping[str, list[Load]]) -> bool:
             continue
         wall = [s.wall for s in loads]
         speed = case.flops / float(np.median(wall))
-        against = [text(pairs(name, form)) for form in (LAST, FIRST)]
-        against.append(text([s.cpu / t.cpu for s, t in zip(loads, samples[LAST])]))
-        others = [s.others for s in loads if s.others is not None]
-        busy = sum(o > BUSY for o in others) > len(others) / 2
-        load = f"{np.median(others):.2f}{' inconclusive: busy machine' if busy else ''}" if others else "unknown"
-        ms = text([1e3 * s for s in wall], 0)
+        against = [spread(pairs(name, form)) for form in (LAST, FIRST)]
+        against.append(spread([s.cpu / t.cpu for s, t in zip(loads, samples[LAST])]))
+        load = disturbance(loads)
+        ms = spread([1e3 * s for s in wall], 0)
         print(f"| {name} | {ms} | {speed / 1e9:.0f} | {speed / rate:.0%} | {' | '.join(against)} | {load} |")
     ratios = {form: float(np.median(pairs(OURS, form))) for form in LIMITS}
     held = all(ratios[form] <= limit for form, limit in LIMITS.items())

@@ -1,9 +1,9 @@
-"""The residual U-Net of models/resunet3d.py in plain PyTorch, and a federated step as a sequential loop.
+"""The residual U-Net of models/resunet3d.py in plain PyTorch.
 
-Imports nothing of ours. Layers have the names that the flax module gives them, so that weights can be handed over.
+Imports nothing of the engine. Layers have the names that the flax module gives them: weights can be handed over.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,6 @@ class ResUnet3d(nn.Module):
         return self.head(act(self.InstanceNorm_0(x)))
 
 
-State = Mapping[str, torch.Tensor]
 NAMES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 
 
@@ -125,42 +124,3 @@ def state_of(leaves: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         value = np.transpose(value, (4, 3, 0, 1, 2)) if leaf == "kernel" else value
         state[".".join([*where, NAMES[leaf]])] = torch.tensor(np.ascontiguousarray(value))
     return state
-
-
-def load(model: nn.Module, state: State) -> None:
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected and all(name.endswith("num_batches_tracked") for name in missing), (missing, unexpected)
-
-
-def federated_round(
-    model: nn.Module,
-    start: State,
-    clients: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
-    lr: float,
-    momentum: float,
-) -> State:
-    """The mean of the clients' weights: one after the other, each from `start` through its batches (x, y) by SGD."""
-    total: dict[str, torch.Tensor] = {}
-    for batches in clients:
-        model.load_state_dict(start)
-        model.train()
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-        for x, y in batches:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        for name, value in model.state_dict().items():
-            if value.is_floating_point():
-                total[name] = total.get(name, 0) + value.detach().clone() / len(clients)
-    return {**start, **total}
-
-
-def loop(
-    width: int, depth: int, clients: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]], channels_last: bool
-) -> Callable[[], State]:
-    """A call is one federated round from weights that stay the same, so that every call does the same work."""
-    form = torch.channels_last_3d if channels_last else torch.contiguous_format
-    model = ResUnet3d(width, depth).to(memory_format=form)
-    own = [[(x.to(memory_format=form), y) for x, y in batches] for batches in clients]
-    start = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    return lambda: federated_round(model, start, own, 0.01, 0.9)

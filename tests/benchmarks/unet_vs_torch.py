@@ -10,7 +10,6 @@ Needs the extra `bench`. See README.md beside this file.
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,22 +20,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
-from jax.sharding import PartitionSpec
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
+import federated_step  # noqa: E402
+import torch_rounds  # noqa: E402
 import torch_unet as reference  # noqa: E402
-from machine_load import BUSY, Load  # noqa: E402
+from machine_load import Load, disturbance, interleaved, spread  # noqa: E402
 
 from fedjax_seg import models  # noqa: E402
-from fedjax_seg.clients import local_sgd  # noqa: E402
-from fedjax_seg.core.types import Batches, Cohort, Task  # noqa: E402
-from fedjax_seg.federation import client_axis  # noqa: E402
+from fedjax_seg.core.types import Task  # noqa: E402
 from fedjax_seg.main import prepare_jax  # noqa: E402
 from fedjax_seg.models import conv  # noqa: E402
-
-LR, MOMENTUM = 0.01, 0.9
 
 
 class Case(NamedTuple):
@@ -90,29 +86,8 @@ def task_of(module: Any) -> Task:
 
 
 def engine(case: Case, lanes: int, rule: str = "auto") -> tuple[Callable[[Any], Any], Any]:
-    """(variables -> the sum of the clients' changes, variables): client_axis and local_sgd as in a round."""
-    x, y = (jnp.asarray(v) for v in data_of(case))
-    task = task_of(models.make("unet", width=case.width, conv=rule))
-    client, shards = local_sgd(task, lr=LR, momentum=MOMENTUM), len(jax.devices())
-    variables = jax.jit(task.init)(jax.random.key(0), {"x": x[0, 0, :1]})
-    how = client_axis.Lanes(lanes, shards, "replica")
-    steps = jnp.full((case.clients,), case.steps, jnp.int32)
-
-    def step(variables: Any, x: Any, y: Any) -> Any:
-        def train_one(number: Any, present: Any, personal: Any) -> Any:
-            at = lambda s: {"x": x[number, s], "y": y[number, s], "mask": jnp.ones(case.batch)}
-            local = Batches(at, steps[number], jnp.float32(case.batch * case.steps), number)
-            update, _ = client.train(variables, {}, local, jax.random.key(0), round=jnp.int32(0), broadcast={})
-            return update.delta, {}, {"ok": present}
-
-        cohort = Cohort(jnp.arange(case.clients, dtype=jnp.int32), jnp.ones(case.clients, bool))
-        return client_axis.run(train_one, cohort, steps, {}, how, True)[0]
-
-    mesh = jax.sharding.Mesh(jax.devices(), ("replica",))
-    everywhere = PartitionSpec()
-    program = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False))
-    held = jax.device_put((variables, x, y), jax.NamedSharding(mesh, everywhere))
-    return lambda variables: program(variables, *held[1:]), held[0]
+    """The federated step of the U-Net."""
+    return federated_step.engine(task_of(models.make("unet", width=case.width, conv=rule)), *data_of(case), lanes)
 
 
 def grouped(case: Case) -> Callable[[], Any]:
@@ -148,7 +123,7 @@ def private(case: Case, clip: bool) -> Callable[[], Any]:
 
     def step(params: Any, batch: Any) -> Any:
         found = (clipped if clip else gradient)(params, *batch)
-        return jax.tree.map(lambda p, g: p - LR * g, params, found), None
+        return jax.tree.map(lambda p, g: p - federated_step.LR * g, params, found), None
 
     program = jax.jit(lambda params, x, y: jax.lax.scan(step, params, (x, y))[0])
     return lambda: program(variables["params"], x, y)
@@ -180,12 +155,6 @@ def to_torch(variables: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(np.ascontiguousarray(value)) for name, value in state.items()}
 
 
-def torch_batches(case: Case) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-    x, y = data_of(case)
-    pair = lambda k, s: (torch.tensor(np.moveaxis(x[k, s], -1, 1)).contiguous(), torch.tensor(y[k, s]).long())
-    return [[pair(k, s) for s in range(case.steps)] for k in range(case.clients)]
-
-
 def parity() -> int:
     """A round of two clients and two steps from the same weights on both sides; returns 1 where they differ."""
     case = Case(16, 8, 2, 2, 4)
@@ -193,9 +162,14 @@ def parity() -> int:
     change = jax.tree.map(lambda d: d / case.clients, program(variables))
     ours = to_torch(jax.tree.map(np.asarray, jax.tree.map(jnp.add, variables, change)))
     model, start = reference.Unet(case.width), to_torch(jax.tree.map(np.asarray, variables))
-    missing, unexpected = model.load_state_dict(start, strict=False)
-    assert not unexpected and all(name.endswith("num_batches_tracked") for name in missing), (missing, unexpected)
-    theirs = reference.federated_round(model, model.state_dict() | start, torch_batches(case), LR, MOMENTUM)
+    torch_rounds.load(model, start)
+    theirs = torch_rounds.federated_round(
+        model,
+        model.state_dict() | start,
+        federated_step.torch_batches(*data_of(case)),
+        federated_step.LR,
+        federated_step.MOMENTUM,
+    )
     # Running variances differ by definition (biased here); the gradient of a bias before a norm is rounding errors.
     names = [n for n in ours if "running_var" not in n]
     gap = lambda n: float((ours[n] - theirs[n]).abs().max() / max(float((theirs[n] - start[n]).abs().max()), 1e-4))
@@ -215,8 +189,8 @@ def mm() -> Callable[[], Any]:
 def loops_of(case: Case, baseline: bool) -> dict[str, Callable[[], Any]]:
     """{name: call} of everything that is timed on a case."""
     made: dict[str, Callable[[], Any]] = {"torch.mm 2048": mm()}
-    for name, last in (("torch NCHW", False), ("torch channels_last", True)):
-        made[name] = reference.loop(case.width, torch_batches(case), last)
+    for name, form in (("torch NCHW", torch.contiguous_format), ("torch channels_last", torch.channels_last)):
+        made[name] = torch_rounds.loop(reference.Unet(case.width), federated_step.torch_batches(*data_of(case)), form)
     if jax.default_backend() == "cpu":
         kinds = {"ours": (1, "auto")}
     else:
@@ -236,27 +210,15 @@ def loops_of(case: Case, baseline: bool) -> dict[str, Callable[[], Any]]:
 def measure(case: Case, repeats: int, baseline: bool) -> None:
     print(f"\n{case.name}: {case.flops / 1e9:.0f} GFLOP of convolutions", flush=True)
     loops = loops_of(case, baseline)
-    for name, go in loops.items():
-        began = time.monotonic()
-        jax.block_until_ready(go())
-        if not name.startswith("torch"):
-            print(f"  compile and first call of '{name}': {time.monotonic() - began:.1f} s", flush=True)
-    samples: dict[str, list[Load]] = {name: [] for name in loops}
-    for repeat in range(repeats):
-        for name, go in loops.items():
-            if name == "vmapped grouped convolution" and repeat >= 2:
-                continue  # seconds per call, and far away
-            time.sleep(0.05)  # the thread pool of the loop before falls asleep
-            with Load() as load:
-                jax.block_until_ready(go())
-            samples[name].append(load)
+    samples = interleaved(
+        loops, repeats, jax.block_until_ready, {"vmapped grouped convolution": 2}
+    )  # seconds per call, and far away
     _table(case, samples)
 
 
 def _table(case: Case, samples: Mapping[str, list[Load]]) -> None:
     """Medians [min-max]; a ratio pairs the samples of one repeat."""
     pairs = lambda a, b: [s.wall / t.wall for s, t in zip(samples[a], samples[b])]
-    text = lambda v, digits=2: f"{np.median(v):.{digits}f} [{min(v):.{digits}f}-{max(v):.{digits}f}]"
     rate = 2 * 2048**3 / float(np.median([s.wall for s in samples["torch.mm 2048"]]))
     print(
         f"torch.mm: {rate / 1e9:.0f} GF/s\n"
@@ -269,20 +231,18 @@ def _table(case: Case, samples: Mapping[str, list[Load]]) -> None:
         flops = case.flops / case.clients if name.startswith("one client") else case.flops
         wall = [s.wall for s in loads]
         speed = flops / float(np.median(wall))
-        against = [text(pairs(name, f"torch {form}")) for form in ("channels_last", "NCHW")]
-        against.append(text([s.cpu / t.cpu for s, t in zip(loads, samples["torch channels_last"])]))
-        others = [s.others for s in loads if s.others is not None]
-        busy = sum(o > BUSY for o in others) > len(others) / 2
-        load = f"{np.median(others):.2f}{' inconclusive: busy machine' if busy else ''}" if others else "unknown"
+        against = [spread(pairs(name, f"torch {form}")) for form in ("channels_last", "NCHW")]
+        against.append(spread([s.cpu / t.cpu for s, t in zip(loads, samples["torch channels_last"])]))
+        load = disturbance(loads)
         if name.startswith("one client"):
             against = ["", "", ""]
-        ms = text([1e3 * s for s in wall], 0)
+        ms = spread([1e3 * s for s in wall], 0)
         print(f"| {name} | {ms} | {speed / 1e9:.0f} | {speed / rate:.0%} | {' | '.join(against)} | {load} |")
     if "vmapped grouped convolution" in samples and "ours" in samples:
-        faster = text(pairs("vmapped grouped convolution", "ours"))
+        faster = spread(pairs("vmapped grouped convolution", "ours"))
         print(f"ours is {faster} times faster than vmapped grouped convolution")
     print(
-        f"DP step / non-private step: {text(pairs('one client, GroupNorm, DP', 'one client, GroupNorm'))}", flush=True
+        f"DP step / non-private step: {spread(pairs('one client, GroupNorm, DP', 'one client, GroupNorm'))}", flush=True
     )
 
 

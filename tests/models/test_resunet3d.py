@@ -26,9 +26,10 @@ def torch_model():
     sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
     try:
         import torch_resunet
+        import torch_rounds
     finally:
         sys.path.pop(0)
-    return torch_resunet
+    return torch_resunet, torch_rounds
 
 
 def variables_of(module, volumes=VOLUMES, seed=0):
@@ -65,7 +66,7 @@ def test_the_size_of_the_challenges_network():
 
 @pytest.mark.parametrize("train", [True, False])
 def test_logits_equal_those_of_an_independent_network(train):
-    reference = torch_model()
+    reference, torch_rounds = torch_model()
     import torch
 
     module = models.make("resunet3d", **{**TINY, "depth": 2}, dropout=0.0)
@@ -73,7 +74,7 @@ def test_logits_equal_those_of_an_independent_network(train):
     apply = quick_jit(lambda v, x: module.apply(v, x, train=train, mutable=["batch_stats"] if train else False))
     found = apply(variables, VOLUMES)
     other = reference.ResUnet3d(2, 2, CHANNELS, 3).train(train)
-    reference.load(other, reference.state_of(tree.paths(variables)))
+    torch_rounds.load(other, reference.state_of(tree.paths(variables)))
     with torch.no_grad():
         expected = other(torch.tensor(np.moveaxis(VOLUMES, -1, 1))).numpy()
     logits, updated = found if train else (found, {})
