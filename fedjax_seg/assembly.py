@@ -8,11 +8,21 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from fedjax_seg import aggregation, attacks, clients, tasks
+from fedjax_seg import aggregation, attacks, clients, consistency, tasks
 from fedjax_seg.core import checks
 from fedjax_seg.core.types import Aggregator, Array, Client, FederatedState, Sampler, Task
 from fedjax_seg.data import augment, federated
-from fedjax_seg.federation import evaluate, local_batches, replicas, round, sampling, server, streamed
+from fedjax_seg.federation import (
+    dropout,
+    evaluate,
+    local_batches,
+    replicas,
+    round,
+    sampling,
+    server,
+    streamed,
+    witness,
+)
 from fedjax_seg.privacy import secure_sum
 from fedjax_seg.tasks import input_span
 
@@ -43,6 +53,7 @@ class Experiment(NamedTuple):
       outputs, evidence: (state, index [R, K, T], train_sizes [R, K]) -> {name: [R, K, T, ...]}; `evidence` is None
         where no attack asks for it. Of cases that stay on disk, `outputs` gives what `task.reduce` makes of them, and
         takes `each`: (replica, client, position, outputs of one case) -> None, for what must see the masks.
+      witness: (state, plan, entries) -> federation.witness of every replica, leaves [R, ...].
     """
 
     config: ml_collections.ConfigDict
@@ -58,6 +69,7 @@ class Experiment(NamedTuple):
     rounds: Callable[..., Any]
     outputs: Callable[..., Any]
     evidence: Callable[..., Any] | None
+    witness: Callable[..., Any]
 
 
 def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData, salt: int = 0) -> Experiment:
@@ -69,18 +81,26 @@ def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData, sa
     # All sites of the federation, whoever has training cases (that is not public); those that only test come last.
     inside = 1 + max(k for k, site in enumerate(loaded.sites) if site not in loaded.external)
     sampler = sampling.make(clients=inside, **config.sampler)
-    task = tasks.make(model=dict(config.model), **config.task)
+    task = tasks.make(model=consistency.model_of(config, loaded), **config.task)
     client = _corrupted(clients.make(task=task, **config.client), config, loaded)
     which = replicas_of(config, loaded)
     how = replicas.layout(
         len(which), sampler.capacity, config.lanes, config.devices, {"map": False, "vmap": True}.get(config.replicas)
     )
-    rule = aggregation.make(clients=inside, smallest_cohort=places(sampler), **config.aggregator)
-    aggregator = secure_sum.make(aggregator=rule, rule=config.aggregator.name, **config.secure_sum)
-    aggregation.check_pair(client, aggregator)
-    _check_together(config, client, aggregator, sampler, loaded)
-    attack = attacks.make(**config.attack)
+    aggregator = aggregation.make(clients=inside, smallest_cohort=places(sampler), **config.aggregator)
     plan = plan_of(loaded, which)
+    secure = secure_sum.make(
+        aggregator=aggregator,
+        rule=config.aggregator.name,
+        clients=inside,
+        places=sampler.capacity,
+        most=float(plan.train_sizes.max()),
+        site_columns={name: values[:inside] for name, values in loaded.about.get("site_columns", {}).items()},
+        **config.secure_sum,
+    )
+    aggregation.check_pair(client, aggregator)
+    consistency.check_together(config, client, aggregator, sampler, loaded)
+    attack = attacks.make(**config.attack)
     if loaded.store is None:
         task, features, about = _in_span(config, task, client, aggregator, loaded)
         how = how._replace(text=how.text + about)
@@ -96,7 +116,9 @@ def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData, sa
         make_batches(arrays),
         config.on_nonfinite == "skip",
         config.on_empty == "skip",
-        salt if client.mechanism or aggregator.mechanism else 0,
+        salt,
+        secure,
+        dropout.make(loaded.sites, **config.dropout),
     )
     functions = _functions(config, task, parts, make_batches, how, arrays, which, plan, attack, loaded.store)
     return Experiment(config, loaded, task, client, parts, which, plan, how, attack, *functions)
@@ -106,82 +128,6 @@ def places(sampler: Sampler) -> int:
     """The public number of clients of a round: a place that nobody fills (a short last window, a site without data, a
     client that failed) counts as an update of 0 in the rules that promise something. 0 under Poisson sampling."""
     return sampler.capacity if sampler.q is None else 0
-
-
-def _check_together(
-    config: ml_collections.ConfigDict, client: Client, aggregator: Aggregator, sampler: Sampler, loaded: Any
-) -> None:
-    """What no part can see alone. Raises: UserError."""
-    if config.batch_sampling == "poisson" and client.mechanism is None:
-        raise checks.UserError(
-            f"config.batch_sampling: 'poisson' given for client {config.client.name!r}, whose loss is a mean over the"
-            " drawn cases, of which there may be none; 'shuffled' expected (Poisson batches are for dp_sgd)"
-        )
-    rule, sampled = config.aggregator, config.sampler.name
-    if (client.mechanism or aggregator.mechanism) and sampler.memory is not None:
-        raise checks.UserError(
-            f"config.sampler.name: {sampled!r} chooses by the clients' updates, which no noise covers; with noise that"
-            " is to protect them another sampler expected, e.g. sliding_window"
-        )
-    formal = aggregator.mechanism if aggregator.mechanism and aggregator.mechanism.formal else None
-    if formal and formal.adjacency == "add-remove" and (sampler.q is None or sampler.truncated):
-        raise checks.UserError(
-            f"config.aggregator.adjacency: 'add-remove' given with the sampler {sampled!r}, 'replace-one' expected,"
-            " because one client more or less would change who else is sampled; Poisson sampling, never cut, allows it"
-        )
-    if aggregator.mechanism and rule.get("epsilon") and rule.get("delta") != config.privacy.delta:
-        raise checks.UserError(
-            f"config.aggregator.delta: {rule.get('delta')!r} given, and config.privacy.delta is"
-            f" {config.privacy.delta!r}: the same expected, since the one calibrates what the other reports"
-        )
-    if loaded.store is None:
-        if config.predictions:
-            raise checks.UserError("config.predictions: true given, but only volumes (data fets, msd) are saved")
-        return
-    _check_classes(config, loaded)
-    if config.batch_sampling != "shuffled" or config.attack.name != "none":
-        what = "batch_sampling" if config.batch_sampling != "shuffled" else "attack.name"
-        raise checks.UserError(
-            f"config.{what}: volumes are streamed from disk, for which only batch_sampling='shuffled' and attack 'none'"
-            " are there; set these, or use 2D slices"
-        )
-
-
-def _check_classes(config: ml_collections.ConfigDict, loaded: federated.FederatedData) -> None:
-    """Model and metrics speak of the classes that the data have. Raises: UserError."""
-    values, names = tuple(loaded.about["label_values"]), ", ".join(loaded.classes)
-    if config.model.get("classes", len(values)) != len(values):
-        raise checks.UserError(
-            f"config.model.classes: {config.model.classes} given, the data have {len(values)} ({names}); set"
-            f" --config.model.classes={len(values)}"
-        )
-    labels = tuple(config.task.get("labels", ()))
-    if labels and labels != values:
-        raise checks.UserError(
-            f"config.task.labels: {labels} given, the label values of the data are {values} ({names}); set them, or ()"
-        )
-    regions = [[name, list(ids)] for name, ids in loaded.about["regions"]]
-    if config.task.get("regions") == "brats" and regions[:3] != [["ET", [3]], ["TC", [1, 3]], ["WT", [1, 2, 3]]]:
-        raise checks.UserError(
-            f"config.task.regions: 'brats' given, but the classes of the data are {names}; set"
-            " --config.data.label_scheme to that of the data, or --config.task.regions=classes"
-        )
-
-
-def rehearse(experiment: Experiment) -> None:
-    """Traces a model's start and a prediction, and compiles nothing: sizes that do not fit are UserErrors."""
-    store = experiment.data.store
-    assert store is not None
-    batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in store.whole_spec.items()}
-    jax.eval_shape(
-        experiment.task.outputs, variable_shapes(experiment), batch | {"mask": jax.ShapeDtypeStruct((1,), np.float32)}
-    )
-
-
-def variable_shapes(experiment: Experiment) -> Any:
-    """The model's variables of one replica, shapes and types only."""
-    start = jax.eval_shape(experiment.initial).variables
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), start)
 
 
 def plan_of(loaded: federated.FederatedData, which: tuple[Replica, ...]) -> round.Plan:
@@ -270,7 +216,18 @@ def _functions(config, task, parts, make_batches, how, arrays, which, plan, atta
         lambda state, plan, stop: go(state, plan, arrays, jnp.asarray(stop, jnp.int32)),
         _of_stored_cases(config, task, parts.client, how, store, plan) if store else of_cases(task.outputs),
         of_cases(task.evidence) if attack and task.evidence else None,
+        _witness(parts, make_batches, how, arrays),
     )
+
+
+def _witness(parts, make_batches, how, arrays) -> Callable[..., Any]:
+    def of_replicas(state: FederatedState, plan: Any, entries: int) -> Any:
+        def seen(state: FederatedState, plan: Any, shared: Any) -> Any:
+            return witness.witness(parts._replace(batches_of=make_batches(shared)), state, plan, how.lanes, entries)
+
+        return replicas.over_replicas(how, seen)(state, plan, arrays)
+
+    return of_replicas
 
 
 def _of_stored_cases(config, task, client, how, store, plan) -> Callable[..., Any]:

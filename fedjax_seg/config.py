@@ -48,7 +48,7 @@ FROM_ENGINE = {
     "synthesis": ("folder",),
     "aggregator": ("clients", "smallest_cohort"),
     "clock": ("sites", "train_sizes", "val_sizes", "epochs"),
-    "secure_sum": ("aggregator", "rule"),
+    "secure_sum": ("aggregator", "rule", "clients", "places", "most", "site_columns"),
 }
 # Keys that may differ between a run and its continuation: none of them changes a number that is already written.
 # (Where files lie is free: the checkpoint holds a hash of the data themselves.)
@@ -57,7 +57,7 @@ FREE_ON_RESUME = frozenset(
         *("rounds", "lanes", "devices", "replicas", "checkpoint", "label", "group", "grid", "require_gpu"),
         *("on_nonfinite", "on_empty", "data.root", "data.phenotypic", "data.series", "data.fold_file"),
         *("published", "show_scans", "max_sim_hours", "predictions", "data.cache", "data.workers", "data.ahead"),
-        "data.partition",
+        *("data.partition", "network"),
     )
 )
 
@@ -149,6 +149,11 @@ def base() -> ml_collections.ConfigDict:
     c.require_gpu = False  # True: fail rather than fall back to the CPU
     c.checkpoint = ml_collections.ConfigDict({"every_rounds": 0, "keep": 1})  # 0 = about every 5 minutes
     c.corruption = ml_collections.ConfigDict({"kind": "none", "site": "", "factor": 1.0})
+    # Clients that fail: 'probability' of each in each round, 'before' or 'after' the exchange of a secure sum (or
+    # 'either'), and a schedule of 'ROUND:SITE' entries (federation/dropout.py)
+    c.dropout = ml_collections.ConfigDict({"probability": 0.0, "when": "after", "schedule": ()})
+    # Between sites, for the latency model of the cost ledger; `file`: a CSV of site,rtt_ms,mbit_s
+    c.network = ml_collections.ConfigDict({"rtt_ms": 50.0, "mbit_s": 100.0, "file": ""})
     c.privacy = ml_collections.ConfigDict(
         {
             "delta": 1e-5,  # of every (epsilon, delta) that is printed
@@ -174,8 +179,9 @@ def validate(c: ml_collections.ConfigDict) -> None:
     """Raises UserError for what no maker would see: keys that nothing reads, wrong ranges, NaN, unknown modes."""
     _check_keys(c)
     for path, value in flat(c).items():
-        # A data set may take an infinite limit (no limit); its maker checks its own options.
-        if isinstance(value, float) and not (math.isfinite(value) or (value > 0 and path.startswith("data."))):
+        # Data, and their generators, may take an infinite limit (no limit); their makers check their own options.
+        limit = value == math.inf and path.startswith(("data.", "synthesis."))
+        if isinstance(value, float) and not (math.isfinite(value) or limit):
             raise checks.UserError(f"config.{path}: {value!r} given, a finite number expected")
     for name in ("rounds", "local_epochs", "batch_size", "eval_every", "eval_batch", "checkpoint.keep"):
         checks.number(f"config.{name}", flat(c)[name], low=1, integer=True)
@@ -195,6 +201,8 @@ def validate(c: ml_collections.ConfigDict) -> None:
     checks.number("config.privacy.delta", c.privacy.delta, above=0.0, low=0.0, high=0.5)
     checks.number("config.privacy.target_epsilon", c.privacy.target_epsilon, low=0.0)
     checks.number("config.max_sim_hours", c.max_sim_hours, low=0.0)
+    checks.number("config.network.rtt_ms", c.network.rtt_ms, low=0.0)
+    checks.number("config.network.mbit_s", c.network.mbit_s, low=0.0, above=0.0)
     checks.one_of("config.replicas", c.replicas, ("auto", "map", "vmap"))
     checks.one_of("config.corruption.kind", c.corruption.kind, clients.CORRUPTIONS)
     for name in ("on_nonfinite", "on_empty"):
@@ -207,7 +215,7 @@ def _check_keys(c: ml_collections.ConfigDict) -> None:
     for name in ROOMS:
         if name not in c or "name" not in c[name]:
             raise checks.UserError(f"config.{name}: missing; a slot {{'name': ...}} expected (fedjax_seg.config.slot)")
-    groups = ("checkpoint", "corruption", "privacy")
+    groups = ("checkpoint", "corruption", "dropout", "network", "privacy")
     for path, expected in (("", (*default.keys(), *ROOMS)), *((p, default[p]) for p in groups)):
         part = c[path] if path else c
         for key in expected:

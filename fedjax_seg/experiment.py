@@ -10,13 +10,15 @@ from typing import Any
 import jax
 import ml_collections
 
-from fedjax_seg import attacking, data, guarantee, hospital_time, outcome, synthesis, training
+from fedjax_seg import attacking, data, guarantee, hospital_time, outcome, secrecy, synthesis, training
 from fedjax_seg import config as configuration
-from fedjax_seg.assembly import Experiment, Preempted, build, rehearse
+from fedjax_seg.assembly import Experiment, Preempted, build
+from fedjax_seg.attacks.membership import Membership
 from fedjax_seg.core import checks
 from fedjax_seg.core.types import FederatedState
 from fedjax_seg.data import federated
 from fedjax_seg.federation import baselines
+from fedjax_seg.rehearsal import rehearse
 from fedjax_seg.report import checkpoint, continuation, manifest, resources
 from fedjax_seg.report.writer import RunFolder, write_atomic
 
@@ -107,13 +109,18 @@ def run(
         digest = federated.digest(loaded)  # once: it reads every pixel
         experiment = build(guarantee.calibrated(config, loaded), loaded, configuration.salt(config, digest))
         promised = guarantee.of_run(experiment)
-        watch = attacking.prepare(experiment) if experiment.attack else None
-        clocks = hospital_time.clocks(experiment)
-        for line in (experiment.how.text, *experiment.data.summary, *promised.get("lines", ())):
+        watch = attacking.prepare(experiment) if isinstance(experiment.attack, Membership) else None
+        clocks, ledger = hospital_time.clocks(experiment), secrecy.ledger(experiment)
+        for line in (
+            experiment.how.text,
+            *experiment.data.summary,
+            *promised.get("lines", ()),
+            *secrecy.lines(experiment),
+        ):
             folder.log(line)
         # What the folder holds is looked at before anything in it changes.
         state, position = _state(experiment, folder.path / "checkpoints", digest)
-        if loaded.store is not None or experiment.parts.aggregator.mechanism:
+        if loaded.store is not None or experiment.parts.aggregator.mechanism or experiment.parts.secure:
             # Traced, not run: what a rule refuses is told before an evaluation of many volumes.
             jax.eval_shape(lambda s, p: experiment.rounds(s, p, 1), state, experiment.plan)
         folder.rewind(position)
@@ -124,7 +131,7 @@ def run(
             folder.write_text(name, text)
         if promised:
             folder.write_json("privacy.json", promised)
-        going = training.Going(experiment, folder, stop, watch, promised, digest, clocks, meter)
+        going = training.Going(experiment, folder, stop, watch, promised, digest, clocks, ledger, meter)
         try:
             return outcome.finish(going, training.train(going, state))
         finally:

@@ -11,11 +11,12 @@ import jax
 import ml_collections
 import numpy as np
 
-from fedjax_seg.assembly import Experiment, patient_numbers, places, plan_of, replicas_of, variable_shapes
+from fedjax_seg.assembly import Experiment, patient_numbers, places, plan_of, replicas_of
 from fedjax_seg.core import checks
 from fedjax_seg.core.types import Mechanism
 from fedjax_seg.data.federated import FederatedData
 from fedjax_seg.federation import local_batches
+from fedjax_seg.rehearsal import message_entries, variable_shapes
 
 
 def calibrated(config: ml_collections.ConfigDict, loaded: FederatedData) -> ml_collections.ConfigDict:
@@ -56,10 +57,13 @@ def of_run(experiment: Experiment) -> dict[str, Any]:
 
 def _of_clients(experiment: Experiment) -> dict[str, Any]:
     """What an aggregator with noise once per round promises a client."""
-    from fedjax_seg.privacy import composition
+    from fedjax_seg.privacy import composition, gaussian
 
     mechanism, sampler, config = experiment.parts.aggregator.mechanism, experiment.parts.sampler, experiment.config
     assert mechanism is not None
+    secure = experiment.parts.secure
+    if secure is not None and secure.rounding:
+        mechanism = gaussian.rounded(mechanism, secure.rounding, message_entries(experiment))
     tensors = 1
     if mechanism.per == "tensor":
         tensors = len(jax.tree.leaves(variable_shapes(experiment)))

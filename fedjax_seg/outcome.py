@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_seg import attacking, hospital_time, training, volume_outputs
+from fedjax_seg import attacking, hospital_time, secrecy, training, volume_outputs
 from fedjax_seg import config as configuration
 from fedjax_seg.assembly import Experiment
 from fedjax_seg.core import tree
-from fedjax_seg.report import pictures, rows, run_report, runs
+from fedjax_seg.report import communication_table, pictures, rows, run_report, runs, secrecy_report
 from fedjax_seg.training import Going, Trained
 
 
@@ -60,6 +60,9 @@ def finish(going: Going, trained: Trained) -> dict[str, Any]:
     folder.write_cases(_cases(experiment, outputs))
     attack = _attack(going, trained.reached)
     written = runs.read_rows(folder.path / "metrics.jsonl")
+    if going.ledger:
+        text = communication_table.ledger_csv(secrecy_report.ledger_rows(written))
+        folder.write_text("communication.csv", text)
     result = {
         "label": config.label or config.aggregator.name,
         "group": config.group,
@@ -75,8 +78,11 @@ def finish(going: Going, trained: Trained) -> dict[str, Any]:
         "cohort": loaded.about.get("table1", []),
         "participation": rows.participation(written, loaded.sites),
         "results": trained.scored,
+        **_classified(experiment, outputs),
         "privacy": going.promised,
         "attack": attack,
+        "secrecy": secrecy.summary(experiment, going.ledger, written)
+        | secrecy.leakage(experiment, trained.state, trained.plan),
         "simulated": hospital_time.summary(written, trained.reached) if going.clocks else [],
         "config": configuration.flat(configuration.plain(config)),
     }
@@ -87,9 +93,31 @@ def finish(going: Going, trained: Trained) -> dict[str, Any]:
     return result
 
 
+def _classified(experiment: Experiment, outputs: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Bootstrap intervals of every site and of all cases, of the first replica, and confusion matrices of all."""
+    task, loaded = experiment.task, experiment.data
+    found: dict[str, Any] = {"intervals": [], "confusion": {}}
+    if task.intervals is None or task.confusion is None:
+        return found
+    for r in range(len(experiment.replicas)):
+        mine, plan = tree.rows(outputs, r), tree.rows(experiment.plan, r)
+        inside = [k for k, n in enumerate(plan.test_sizes) if n and loaded.sites[k] not in loaded.external]
+        together = {name: np.concatenate([x[k, : plan.test_sizes[k]] for k in inside]) for name, x in mine.items()}
+        cases = np.concatenate([plan.test[k, : plan.test_sizes[k]] for k in inside])
+        of_sites = {loaded.sites[k]: (tree.rows(mine, k), plan.test[k, :n]) for k, n in enumerate(plan.test_sizes) if n}
+        for site, (values, which) in {**of_sites, "pooled": (together, cases)}.items():
+            rows, patients = np.arange(len(which)), [loaded.patient_ids[i] for i in which]
+            if r == 0:
+                found["intervals"] += [{"site": site, **row} for row in task.intervals(values, rows, patients)]
+            matrix = np.asarray(task.confusion(values, rows))
+            found["confusion"][site] = found["confusion"].get(site, 0) + matrix
+    found["confusion"] = {site: matrix.tolist() for site, matrix in found["confusion"].items()}
+    return found
+
+
 def _pictures(going: Going, trained: Trained) -> pictures.Pictures | pictures.VolumePictures | None:
     experiment, task, loaded = going.experiment, going.experiment.task, going.experiment.data
-    if not task.masks or not pictures.allowed(experiment.config.show_scans, loaded):
+    if not pictures.allowed(experiment.config.show_scans, loaded):
         return None
     if loaded.store is not None:
         return volume_outputs.choose(experiment, trained.state, trained.plan, trained.outputs)

@@ -8,7 +8,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from fedjax_seg import attacking, hospital_time, volume_outputs
+from fedjax_seg import attacking, hospital_time, secrecy, volume_outputs
 from fedjax_seg.assembly import LONGEST_CHUNK, Experiment, Preempted
 from fedjax_seg.core import tree
 from fedjax_seg.core.types import FederatedState
@@ -30,6 +30,7 @@ class Going(NamedTuple):
     promised: dict[str, Any]
     digest: str  # of the data
     clocks: tuple[Any, ...]  # of the replicas: simulated hospital time; () = none
+    ledger: secrecy.Ledger | None  # of what is exchanged; None = nobody asks
     meter: Any  # what the run has used of the machine so far: () -> {'wall_seconds', ...}
 
 
@@ -111,6 +112,8 @@ def _rounds(
     state, records, done = experiment.rounds(state, plan, goal)
     records, done = jax.tree.map(np.asarray, (records, done))
     folder.add_rows(rows.training(records, done, experiment.replicas, experiment.data.sites))
+    if going.ledger:
+        folder.add_rows(secrecy.rows(going.ledger, records, done, experiment.replicas))
     seconds = time.monotonic() - clock
     waits = volume_outputs.waits(experiment, waited, seconds)
     folder.add_timing(rows.timing(records, done, reached, seconds) | waits)

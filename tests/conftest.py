@@ -69,6 +69,14 @@ def mri_root(tmp_path_factory):
     return str(mri(tmp_path_factory.mktemp("mri") / "root", size=(24, 24, 24), sites=(2,) * 12))
 
 
+@pytest.fixture(scope="session")
+def tile_root(tmp_path_factory):
+    """Synthetic histology tiles of 32x32 pixels of eight hospitals, read only."""
+    from fedjax_seg.synthesis.histology import histology
+
+    return str(histology(tmp_path_factory.mktemp("tiles") / "root", size=32, hospitals=(24,) * 8))
+
+
 @pytest.fixture
 def no_figures(monkeypatch):
     """Runs of this process draw nothing: pictures are half of the time of a tiny run, and have tests of their own."""

@@ -11,6 +11,7 @@ from fedjax_seg.aggregation.normalised import fednova
 from fedjax_seg.aggregation.private import dp_fedavg, geyer, local_dp, private_sim_agg
 from fedjax_seg.aggregation.robust import geometric_median, krum, median, multi_krum, trimmed_mean
 from fedjax_seg.aggregation.similarity import reg_sim_agg, sim_agg
+from fedjax_seg.aggregation.weight_noise import weight_noise
 from fedjax_seg.core import checks
 from fedjax_seg.core.types import Aggregator
 
@@ -36,6 +37,7 @@ AGGREGATORS = {
     "dp_fedavg": dp_fedavg,
     "geyer": geyer,
     "local_dp": local_dp,
+    "weight_noise": weight_noise,
 }
 
 

@@ -10,14 +10,23 @@ from fedjax_seg.core.types import Aggregator, ProvenBound, Tree
 _LINEAR = frozenset({"permutation", "consensus", "translation", "scale", "orthogonal", "hull"})
 
 
-def mean() -> Aggregator:
-    """Uniform mean over the present clients, 1/K sum delta_k (FedAvg as FedHAvg, section 4.3.1, uses it)."""
-    return lift_sum(_as_is, _as_is, properties=_LINEAR)
+def mean(*, of: str = "updates") -> Aggregator:
+    """Uniform mean over the present clients, 1/K sum delta_k (FedAvg as FedHAvg, section 4.3.1, uses it).
+
+    Args:
+      of: what a client sends: 'updates' (local - server) or 'weights' (its whole weights, as the hospitals of the
+        cluster-based SMC do, equation 3). The same new model, up to rounding.
+    """
+    return lift_sum(_as_is, _as_is, of=of, properties=_LINEAR)
 
 
-def weighted_mean() -> Aggregator:
-    """Mean weighted by examples, sum n_k delta_k / sum n_k (FedAvg; 'FedAvg-weighted' of FedHAvg)."""
-    return lift_sum(_as_is, _as_is, weighted=True, properties=_LINEAR)
+def weighted_mean(*, of: str = "updates") -> Aggregator:
+    """Mean weighted by examples, sum n_k delta_k / sum n_k (FedAvg; 'FedAvg-weighted' of FedHAvg).
+
+    Args:
+      of: as in `mean`.
+    """
+    return lift_sum(_as_is, _as_is, of=of, weighted=True, properties=_LINEAR)
 
 
 def clipped_mean(clip: float, *, weighted: bool = False, statistics: str = "average") -> Aggregator:

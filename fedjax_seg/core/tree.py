@@ -54,6 +54,11 @@ def scale(tree: Tree, factor: Any) -> Tree:
     return jax.tree.map(lambda x: x * factor, tree)
 
 
+def flat(tree: Tree) -> jax.Array:
+    """[D], all leaves one after the other, in the order of jax.tree.leaves."""
+    return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
+
+
 def squared_norm(tree: Tree) -> jax.Array:
     """Sum of squares over all leaves, a scalar of at least float32 (0 for an empty tree)."""
     wide = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in jax.tree.leaves(tree))

@@ -37,6 +37,10 @@ class Task(NamedTuple):
       reduce: outputs of some cases -> {column: [B]}, on the host: small numbers in the place of outputs that are too
         large to be kept for all cases (masks of volumes). `score` and `case_values` then take these columns, joined
         over all cases; `masks` takes the outputs. None: outputs are small, and are what `score` takes.
+      intervals: (outputs, cases, patients, *, resamples, seed) -> rows {'metric', 'value', 'low', 'high', 'n',
+        'patients', 'resamples'}, on the host: 95 % bootstrap intervals of the metrics by resampling
+        patients; `patients` names those of `cases`. None = no intervals.
+      confusion: (outputs, cases) -> int [classes, classes], truth by prediction, on the host. None = no classes.
     """
 
     init: Callable[..., Variables]
@@ -51,6 +55,8 @@ class Task(NamedTuple):
     evidence: Callable[..., Mapping[str, Array]] | None = None
     masks: Callable[..., tuple[Any, Any]] | None = None
     reduce: Callable[..., Mapping[str, Any]] | None = None
+    intervals: Callable[..., list[dict[str, Any]]] | None = None
+    confusion: Callable[..., Any] | None = None
 
 
 class ProvenBound(NamedTuple):
@@ -221,6 +227,66 @@ class Aggregator(NamedTuple):
     bound: ProvenBound | None = None
     properties: frozenset[str] = frozenset()
     mechanism: Mechanism | None = None
+
+
+class Meeting(NamedTuple):
+    """Who exchanges secrets with whom in one secure sum. Rows are those of the round's cohort, C.
+
+    Attributes:
+      clients: int32 [C], client ids.
+      joined: bool [C], takes part in the exchange: present, and not left alone (whose sum would be its message).
+      counts: bool [C], joined, and its upload will arrive as far as is known before anybody trains.
+      group: int32 [C], the cluster of a row, below C; its members exchange with each other only.
+      links: bool [C, C], symmetric, without diagonal: these two exchange shares, keys or masks.
+      key: of this round's secrets; nothing else of the run depends on it.
+      place: int32 [C], of a row in the order in which members speak one after the other; None where all speak at once.
+    """
+
+    clients: Array
+    joined: Array
+    counts: Array
+    group: Array
+    links: Array
+    key: Array
+    place: Array | None = None
+
+
+class SecureSum(NamedTuple):
+    """How the messages of a round are summed so that nobody has to see one of them. Pure; inside the jitted round.
+
+    What a client uploads is `seal` of its message; the engine adds the uploads up (reads='sum', of unsigned integers
+    modulo 2^32) or stacks them (reads='each'), and `open` turns that into the sum of the messages of those that
+    arrived, which the aggregator then decodes.
+
+    Attributes:
+      name: of the protocol.
+      hides: whether one curious party (a neighbour, or the server) learns nothing of a single message beyond the sum.
+      reads: 'sum' or 'each': how the engine brings the uploads to `open`.
+      meet: (cohort, stays bool [C], key) -> Meeting. `cohort.present`: who is there when the exchange begins; `stays`
+        False: gone afterwards, before its upload.
+      seal: (message, row int32, meeting) -> (upload, {'saturated': int32}); a tree of the message's structure and
+        shapes, uint32 where reads='sum'; saturated counts entries beyond the range.
+      open: (total, meeting, arrived bool [C]) -> (sum of the messages of the arrived, failed bool). `arrived` is a
+        subset of meeting.counts; failed: the sum cannot be had without giving a message away, and must not be used.
+      views: (messages float32 [C, D], meeting) -> {'neighbour', 'colluders', 'server'}: float32 [C, D] each, for
+        demonstrations only: what one neighbour receives from every row (of its message), what all others of its group
+        received from it, added up, and its upload at the server; ring words as signed fixed point. Rows of zeros where
+        nothing is sent.
+      most: the public largest number of examples of a client, > 0: weights travel as examples / most, in [0, 1].
+      rounding: the largest error of an entry of a client's message by the encoding; 0 = none.
+      facts: JSON-able, for reports: 'protocol', 'grade' (of its random numbers), 'threat' (lines), options.
+    """
+
+    name: str
+    hides: bool
+    reads: str
+    meet: Callable[[Cohort, Array, Array], Meeting]
+    seal: Callable[[Tree, Array, Meeting], tuple[Tree, Mapping[str, Array]]]
+    open: Callable[[Tree, Meeting, Array], tuple[Tree, Array]]
+    views: Callable[[Array, Meeting], Mapping[str, Array]]
+    most: float
+    rounding: float
+    facts: Mapping[str, Any]
 
 
 class FederatedState(NamedTuple):

@@ -6,16 +6,22 @@ from fedjax_seg.core import checks
 from fedjax_seg.data.abide import abide
 from fedjax_seg.data.federated import FederatedData
 from fedjax_seg.data.fets import fets
+from fedjax_seg.data.histopathology import histopathology
 from fedjax_seg.data.images2d import images2d
 from fedjax_seg.data.msd import msd
 from fedjax_seg.data.records import tfds
+from fedjax_seg.data.slide_bags import slide_bags
+from fedjax_seg.data.tfds_images import tfds_images
 
 DATASETS = {
     "abide": abide,
     "fets": fets,
+    "histopathology": histopathology,
     "images2d": images2d,
     "msd": msd,
+    "slide_bags": slide_bags,
     "tfds": tfds,
+    "tfds_images": tfds_images,
 }
 
 

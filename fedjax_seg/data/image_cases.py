@@ -11,9 +11,10 @@ import numpy as np
 
 from fedjax_seg.core.checks import UserError
 from fedjax_seg.data import raster
-from fedjax_seg.data.image_table import Row, is_junk
+from fedjax_seg.data.image_table import Row, is_junk, place
 
 DESCRIPTIONS = ("generator.json", "about.json")
+PICTURES = ("contact_sheet.png",)  # a generator's picture of what it wrote
 
 
 class Seen(NamedTuple):
@@ -66,14 +67,14 @@ def read_cases(root: Path, rows: Sequence[Row], look: raster.Look, mask_values: 
             image = raster.decode(root / row.image)
             pixels = raster.to_unit(image, look)
         except UserError as error:
-            faults.append(f"{row.image} (line {row.line}): {error}{_near(root / row.image, error, listings)}")
+            faults.append(f"{place(row.image, row)}: {error}{_near(root / row.image, error, listings)}")
         if masks:
             try:
                 mask = raster.labels(raster.decode_mask(root / row.mask), mask_values)
                 if image is not None and mask.shape != image.pixels.shape[:2]:
                     raise UserError(f"the mask is {_by(mask.shape)}, its image {row.image} {_by(image.pixels.shape)}")
             except UserError as error:
-                faults.append(f"{row.mask} (line {row.line}): {error}{_near(root / row.mask, error, listings)}")
+                faults.append(f"{place(row.mask, row)}: {error}{_near(root / row.mask, error, listings)}")
         if faults or image is None:
             return None, faults
         fitted, labels, zoom = raster.fit(pixels, mask, look)
@@ -109,10 +110,10 @@ def _near(path: Path, error: UserError, listings: dict[Path, dict[str, str]]) ->
     return f"; {near} is there" if near else ""
 
 
-def unnamed_files(root: Path, table: Path, rows: Sequence[Row]) -> tuple[list[str], int]:
+def unnamed_files(root: Path, table: Path | None, rows: Sequence[Row]) -> tuple[list[str], int]:
     """Files below the root that no row names, except the table and descriptions: (paths, how many of them are junk)."""
     named = {name for row in rows for name in (row.image, row.mask)}
-    named |= {*DESCRIPTIONS, os.path.relpath(table, root).replace(os.sep, "/")}
+    named |= {*DESCRIPTIONS, *PICTURES, os.path.relpath(table, root).replace(os.sep, "/") if table else ""}
     found = []
     for folder, _, names in os.walk(root):
         below = os.path.relpath(folder, root).replace(os.sep, "/")

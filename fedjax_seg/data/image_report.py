@@ -28,6 +28,7 @@ class Cohort(NamedTuple):
     y: np.ndarray  # uint8 [N, H, W] or int [N]
     clients: tuple[str, ...]
     classes: tuple[str, ...]
+    unit: str = "patient"  # what is never divided, as tables call it
 
 
 def _masks(cohort: Cohort) -> bool:
@@ -102,6 +103,7 @@ def summary(cohort: Cohort, about: Mapping[str, Any]) -> tuple[str, ...]:
     """Lines to print: the clients, how the inputs were made, and all that deserves a warning."""
     rows = about["clients"]
     header = [name.replace("_", " ").replace("pixels median", "px (median)") for name in rows[0]]
+    header[2] = f"{cohort.unit}s"
     total = ["all", *(sum(row[k] or 0 for row in rows) for k in list(rows[0])[1:])]
     if _masks(cohort):
         some = [one.lesion for one in cohort.seen if one.lesion]
@@ -118,20 +120,16 @@ def summary(cohort: Cohort, about: Mapping[str, Any]) -> tuple[str, ...]:
         f"clients: {about['partition']}",
         f"split: {about['split_rule']}",
     ]
-    return (*lines, *_leaks(about), *_files_notes(cohort, about), *_table_notes(cohort, about))
+    return (*lines, *_leaks(cohort, about), *_files_notes(cohort, about), *_table_notes(cohort, about))
 
 
-def _leaks(about: Mapping[str, Any]) -> list[str]:
-    lines, n = [], about["copies"]
-    if about["patients"] == NO_PATIENTS:
-        lines.append(
-            f"WARNING: {about['table']['file']} has no column of patients: images of one person may be in training"
-            " and test, and scores too good; add one of patients, slides or groups (data.patient_column)"
-        )
+def _leaks(cohort: Cohort, about: Mapping[str, Any]) -> list[str]:
+    lines, n = list[str](), about["copies"]
     if n["images"]:
         line = (
-            f"{n['images']} images are exact copies of others ({n['across_patients']} pictures under several patients,"
-            f" {n['across_clients']} at several clients); {n['test']} test images have a copy in training"
+            f"{n['images']} images are exact copies of others ({n['across_patients']} pictures under several"
+            f" {cohort.unit}s, {n['across_clients']} at several clients);"
+            f" {n['test']} test images have a copy in training"
         )
         if n["aside"]:
             line += f", {n['aside']} set aside have one in training or test"
@@ -159,8 +157,9 @@ def _files_notes(cohort: Cohort, about: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"note: bit depths {', '.join(str(b or 32) for b in depths)} are mixed; a client may differ by that"
         )
-    if sixteen and not about["windowed"] and max(sixteen) < _DIM * 65535:
-        lines.append(f"note: 16-bit images reach {max(sixteen):g} of 65535 only: they are dark; set data.window")
+    if sixteen and not about.get("windowed") and max(sixteen) < _DIM * 65535:
+        cure = "; set data.window" * ("windowed" in about)
+        lines.append(f"note: 16-bit images reach {max(sixteen):g} of 65535 only: they are dark{cure}")
     return lines
 
 
@@ -170,17 +169,16 @@ def _table_notes(cohort: Cohort, about: Mapping[str, Any]) -> list[str]:
     if about["table"]["delimiter"] != ",":
         lines.append(f"note: {about['table']['file']} is separated by {about['table']['delimiter']!r}")
     for name, n in left["clients_dropped"].items():
-        lines.append(f"note: client {name} dropped, {n} patient(s)")
+        lines.append(f"note: client {name} dropped, {n} {cohort.unit}(s)")
     if left["rows_unused"]:
         lines.append(f"note: {left['rows_unused']} rows are in no part (split val, dropped clients)")
     if left["rows_of_junk"]:
         lines.append(f"note: {left['rows_of_junk']} rows name files that are no images (Thumbs.db and such): skipped")
     if extra["total"]:
         more = ", ..." if extra["total"] > len(extra["first"]) else ""
-        lines.append(
-            f"note: files that {about['table']['file']} does not name are not read: {extra['total']}"
-            f" ({', '.join(extra['first'])}{more})"
-        )
+        table = about["table"]["file"]
+        what = f"that {table} does not name" if table else "that are no images, or in no class folder,"
+        lines.append(f"note: files {what} are not read: {extra['total']} ({', '.join(extra['first'])}{more})")
     known = sum(r.spacing is not None for r in cohort.rows)
     if 0 < known < len(cohort.rows):
         lines.append(f"note: spacing is known of {known} of {len(cohort.rows)} images: set data.spacing for the others")

@@ -7,6 +7,7 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from fedjax_seg.core import checks
@@ -22,7 +23,7 @@ class Row(NamedTuple):
     """One image.
 
     Attributes:
-      line: of the CSV file, from 1 (the header).
+      line: of the CSV file, from 1 (the header); 0 where there is no file.
       image, mask: paths below the root with '/'; mask is '' where labels are the target.
       label: '' where masks are the target.
       patient: the image's path where the table has no patients.
@@ -45,11 +46,12 @@ class ImageTable(NamedTuple):
     """The rows, and what is wrong with others.
 
     Attributes:
+      path: of the CSV file; None where the names of folders are the table.
       faults: one line each.
       skipped: rows that name files no image viewer means as images (Thumbs.db, notebook check points).
     """
 
-    path: Path
+    path: Path | None
     sha256: str
     delimiter: str
     patients: bool  # False: no column of them, every image is one of its own
@@ -63,15 +65,35 @@ class Columns(NamedTuple):
 
     Attributes:
       target: 'mask' or 'label'.
-      patient: '' = none; the default PATIENT may be absent, any other must be there.
+      patient: '' = none. Where it is its own `default` it may be absent, any other must be there.
       partition: '' = none.
       patients_per_site: a patient's id is the partition's cell and the patient's cell together.
+      label: name of the column of labels.
+      default: see patient.
+      alike: words that tell that another column is the missing one of patients.
+      options: {'target', 'patient', 'partition'}: the options that name these columns, for messages.
     """
 
     target: str
     patient: str
     partition: str
     patients_per_site: bool = False
+    label: str = "label"
+    default: str = PATIENT
+    alike: tuple[str, ...] = (PATIENT,)
+    options: Mapping[str, str] = MappingProxyType(
+        {"target": "data.target", "patient": "data.patient_column", "partition": "data.partition"}
+    )
+
+    @property
+    def aim(self) -> str:
+        """The column of what is learned."""
+        return "mask" if self.target == "mask" else self.label
+
+
+def place(name: str, row: Row) -> str:
+    """A file name with the line that names it."""
+    return f"{name} (line {row.line})" if row.line else name
 
 
 def is_junk(path: str) -> bool:
@@ -86,7 +108,8 @@ def read_image_table(path: Path, columns: Columns) -> ImageTable:
     Raises: UserError where it is unreadable, no table, or lacks a column; faults of single rows are collected.
     """
     content, delimiter, header, lines = csv_table.read(path)
-    if columns.patient == PATIENT and not any(PATIENT in h.lower() for h in header):
+    told = any(word in h.lower() for h in header for word in columns.alike)
+    if columns.patient == columns.default and not told:
         columns = columns._replace(patient="")
     _check_columns(path, header, columns)
     if not lines:
@@ -104,13 +127,13 @@ def read_image_table(path: Path, columns: Columns) -> ImageTable:
             continue
         rows.append(row)
         faults += [f"line {line}: {fault}" for fault in wrong]
-    faults += _repeats(rows) + _torn(rows)
+    faults += _repeats(rows)
     sha = hashlib.sha256(content).hexdigest()
     return ImageTable(path, sha, delimiter, bool(columns.patient), tuple(rows), tuple(faults), tuple(skipped))
 
 
 def _check_columns(path: Path, header: Sequence[str], columns: Columns) -> None:
-    needed = [name for name in ("image", columns.target, columns.patient, columns.partition) if name]
+    needed = [name for name in ("image", columns.aim, columns.patient, columns.partition) if name]
     for name in needed:
         if header.count(name) == 1:
             continue
@@ -118,11 +141,10 @@ def _check_columns(path: Path, header: Sequence[str], columns: Columns) -> None:
             raise checks.UserError(f"{path}: {header.count(name)} columns named {name!r}; one expected")
         close = difflib.get_close_matches(name, [h.lower() for h in header], n=1)
         near = next((h for h in header if close and h.lower() == close[0]), "")
-        cure = {
-            columns.partition: ", or change data.partition",
-            columns.target: ", or change data.target",
-            columns.patient: ", or change data.patient_column",
-        }.get(name, "")
+        if name == columns.patient and not near:
+            near = next((h for h in header for word in columns.alike if word in h.lower()), "")
+        role = {columns.partition: "partition", columns.aim: "target", columns.patient: "patient"}.get(name, "")
+        cure = f", or change {columns.options[role]}" if role else ""
         hint = f"; rename {near!r}{cure}" if near else f"; add it{cure}"
         raise checks.UserError(f"{path}: no column {name!r}, columns found: {', '.join(header) or 'none'}{hint}")
 
@@ -136,7 +158,7 @@ def _row(line: int, cells: Mapping[str, str], columns: Columns) -> tuple[Row, li
     if columns.target == "mask":
         mask, fault = _below_root(cells["mask"], "mask")
         faults += fault
-    elif not cells["label"]:
+    elif not cells[columns.label]:
         faults.append(f"{name_of_row}: no label; fill the cell in")
     for role, name in (("patient", columns.patient), ("client", columns.partition)):
         if name and not cells[name]:
@@ -149,7 +171,7 @@ def _row(line: int, cells: Mapping[str, str], columns: Columns) -> tuple[Row, li
     patient = cells[columns.patient] if columns.patient else image
     if columns.patient and columns.patients_per_site:
         patient = f"{cells[columns.partition]}/{patient}"
-    label = cells["label"] if columns.target == "label" else ""
+    label = cells[columns.label] if columns.target == "label" else ""
     return Row(line, image, mask, label, patient, split, spacing, cells), faults
 
 
@@ -188,15 +210,15 @@ def _repeats(rows: Sequence[Row]) -> list[str]:
     return faults
 
 
-def _torn(rows: Sequence[Row]) -> list[str]:
-    """Patients that the split column puts on two sides."""
+def torn(rows: Sequence[Row], unit: str = "patient") -> list[str]:
+    """Faults: patients that the split column puts on two sides."""
     first: dict[str, Row] = {}
     faults = []
     for row in (r for r in rows if r.split and r.patient):
         earlier = first.setdefault(row.patient, row)
         if earlier.split != row.split:
             faults.append(
-                f"line {row.line}: patient {row.patient} is in split {row.split} here and in {earlier.split} in line"
-                f" {earlier.line}; one split per patient"
+                f"line {row.line}: {unit} {row.patient} is in split {row.split} here and in {earlier.split} in line"
+                f" {earlier.line}; one split per {unit}"
             )
     return faults

@@ -24,20 +24,20 @@ def by_value(values: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
     return names, np.array([position[v] for v in values], np.int32)
 
 
-def iid(units: int, clients: int, *, seed: int, min_units: int = 1) -> np.ndarray:
+def iid(units: int, clients: int, *, seed: int, min_units: int = 1, unit: str = "patient") -> np.ndarray:
     """int32 [units]: a random permutation dealt out; sizes differ by at most one. Raises: UserError."""
-    _enough(units, clients, min_units, "iid")
+    _enough(units, clients, min_units, "iid", unit)
     out = np.empty(units, np.int32)
     out[np.random.default_rng(seed).permutation(units)] = np.arange(units) % clients
     return out
 
 
-def by_order(values: np.ndarray, clients: int, *, min_units: int = 1) -> np.ndarray:
+def by_order(values: np.ndarray, clients: int, *, min_units: int = 1, unit: str = "patient") -> np.ndarray:
     """int32 [U]: units in ascending order of their values, cut into equal parts; client 0 has the smallest values.
 
     Ties are cut in the order given. Raises: UserError where a part would have fewer than min_units.
     """
-    _enough(len(values), clients, min_units, "lesion_size")
+    _enough(len(values), clients, min_units, "lesion_size", unit)
     out = np.empty(len(values), np.int32)
     order = np.argsort(values, kind="stable")
     for k, part in enumerate(np.array_split(order, clients)):
@@ -51,7 +51,15 @@ def thirds(values: np.ndarray) -> np.ndarray:
 
 
 def dirichlet(
-    labels: np.ndarray, clients: int, *, alpha: float, seed: int, min_units: int = 1, tries: int = 100
+    labels: np.ndarray,
+    clients: int,
+    *,
+    alpha: float,
+    seed: int,
+    min_units: int = 1,
+    tries: int = 100,
+    unit: str = "patient",
+    rule: str = "dirichlet",
 ) -> np.ndarray:
     """Label skew: the units of every label are shared out by proportions drawn from a symmetric Dirichlet(alpha).
 
@@ -64,12 +72,13 @@ def dirichlet(
       alpha: small = every label at few clients, large = the same mixture everywhere.
       min_units: of every client.
       tries: after so many draws the best one is told in an error.
+      unit, rule: what the units and this partition are called there.
 
     Returns: int32 [U], client ids.
     Raises: UserError naming the smallest client.
     """
     checks.number("data.alpha", alpha, above=0)
-    _enough(len(labels), clients, min_units, "dirichlet")
+    _enough(len(labels), clients, min_units, rule, unit)
     random = np.random.default_rng(seed)
     best: np.ndarray = np.zeros(clients, int)
     for _ in range(tries):
@@ -81,10 +90,23 @@ def dirichlet(
             best = sizes
     k = int(best.argmin())
     raise checks.UserError(
-        f"data.partition: dirichlet over {len(labels)} patients, {clients} clients, alpha {alpha:g}: in {tries} draws"
-        f" some client always has fewer than {min_units} patient(s); in the best draw the smallest, client {k}, has"
+        f"data.partition: {rule} over {len(labels)} {unit}s, {clients} clients, alpha {alpha:g}: in {tries} draws"
+        f" some client always has fewer than {min_units} {unit}(s); in the best draw the smallest, client {k}, has"
         f" {best[k]}; raise data.alpha or lower data.clients"
     )
+
+
+def quantity(
+    units: int, clients: int, *, alpha: float, seed: int, min_units: int = 1, unit: str = "patient"
+) -> np.ndarray:
+    """Quantity skew: sizes of the clients are drawn from a symmetric Dirichlet(alpha), whatever the labels.
+
+    Source: Li et al. 2022 (NIID-Bench), quantity skew. Draws are repeated as in `dirichlet`.
+
+    Returns: int32 [units], client ids. Raises: UserError naming the smallest client.
+    """
+    labels = np.zeros(units, int)
+    return dirichlet(labels, clients, alpha=alpha, seed=seed, min_units=min_units, unit=unit, rule="quantity")
 
 
 def _one_draw(labels: np.ndarray, clients: int, alpha: float, random: np.random.Generator) -> np.ndarray:
@@ -100,11 +122,11 @@ def _one_draw(labels: np.ndarray, clients: int, alpha: float, random: np.random.
     return out
 
 
-def _enough(units: int, clients: int, min_units: int, what: str) -> None:
+def _enough(units: int, clients: int, min_units: int, what: str, unit: str) -> None:
     checks.number("data.clients", clients, low=1, integer=True)
     if units < clients * max(min_units, 1):
         raise checks.UserError(
-            f"data.partition: {what}: {units} patients for {clients} clients of at least {max(min_units, 1)}; the"
+            f"data.partition: {what}: {units} {unit}s for {clients} clients of at least {max(min_units, 1)}; the"
             f" smallest client would have {units // clients}; lower data.clients"
         )
 

@@ -15,6 +15,8 @@ from fedjax_seg.core.checks import UserError
 # Only these decoders are tried: Pillow knows others, and one of them starts a foreign program (EPS).
 FORMATS = ("PNG", "TIFF", "JPEG", "JPEG2000", "BMP", "PPM", "GIF", "WEBP")
 UNIFY = ("resize", "crop", "pad")
+# Files of other names are not taken for images where no table names them.
+ENDINGS = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".jp2", ".bmp", ".ppm", ".pgm", ".gif", ".webp")
 FILTERS = ("area", "bilinear", "nearest")
 MASK_FILTERS = ("nearest", "majority")
 _ORIENTATION = 0x0112  # EXIF tag
@@ -49,11 +51,11 @@ class Look(NamedTuple):
     size: tuple[int, int]
     unify: str
     resize: str
-    mask_resize: str
-    fill: float
-    window: tuple[float, ...]
-    hu_slope: float
-    hu_offset: float
+    mask_resize: str = "nearest"
+    fill: float = 0.0
+    window: tuple[float, ...] = ()
+    hu_slope: float = 1.0
+    hu_offset: float = 0.0
 
 
 def opened(path: Path) -> Image.Image:

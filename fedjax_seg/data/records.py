@@ -46,7 +46,7 @@ def write(
     Returns: the folder.
     Raises: UserError where the folder holds anything else or cannot be written, or tfds is not installed.
     """
-    library = _tfds()
+    library = tfds_library()
     about = json.loads(json.dumps(about))
     root = _prepared(Path(folder), name, about)
     parts = {split: _parts(columns) for split, columns in splits.items()}
@@ -70,7 +70,8 @@ def write(
     return root
 
 
-def _tfds() -> Any:
+def tfds_library() -> Any:
+    """The module tensorflow_datasets. Raises: UserError where the extra is not installed."""
     try:
         import tensorflow_datasets  # type: ignore[import-untyped, unused-ignore]
         from array_record.python import array_record_module  # noqa: F401  (absent on some platforms)
@@ -190,7 +191,7 @@ def read(folder: str | Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]
 
     Raises: UserError that names the split and the feature.
     """
-    library = _tfds()
+    library = tfds_library()
     folder = Path(folder)
     if not (folder / "features.json").is_file():
         raise checks.UserError(f"data.root: {folder} has no features.json; fetch it, or write the data set again")

@@ -12,11 +12,24 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_seg.core import tree
-from fedjax_seg.core.types import Aggregator, Array, Client, Cohort, FederatedState, Sampler, Tree, Variables
+from fedjax_seg.core.types import (
+    Aggregator,
+    Array,
+    Client,
+    ClientUpdate,
+    Cohort,
+    FederatedState,
+    Meeting,
+    Sampler,
+    SecureSum,
+    Tree,
+    Variables,
+)
 from fedjax_seg.federation import client_axis, server
+from fedjax_seg.federation.dropout import Dropout
 from fedjax_seg.federation.local_batches import BatchesOf
 
-SAMPLER, CLIENTS, AGGREGATOR, INIT = range(4)  # streams of the run's key
+SAMPLER, CLIENTS, AGGREGATOR, INIT, SECRETS, DROPOUT = range(6)  # streams of the run's key
 SHUFFLE, TRAIN, ENCODE = range(3)  # streams of a client's key
 
 
@@ -38,9 +51,29 @@ class Parts(NamedTuple):
     server: optax.GradientTransformation
     batches_of: BatchesOf
     skip_nonfinite: bool  # True: leave a non-finite client out of the round; False: stop before the round
-    skip_empty: bool  # True: a round of total weight 0 changes nothing; False: stop before it
-    # Of the mechanisms' noise: two runs with one seed and the same noise would give each other's aggregates away.
+    # True: a round of total weight 0, or whose secure sum cannot be opened, changes nothing; False: stop before it
+    skip_empty: bool
+    # Of mechanisms' noise and of the secrets of secure sums: two runs with one seed and the same noise would give each
+    # other's aggregates away.
     salt: int = 0
+    secure: SecureSum | None = None
+    dropout: Dropout | None = None
+
+
+class Gathering(NamedTuple):
+    """Who is there in a round.
+
+    Attributes:
+      drawn: as the sampler says.
+      cohort: who trains: drawn, with training cases, and its upload will come.
+      dropped: bool [C], (before, after) the exchange of secrets.
+      meeting: of the secure sum, None where there is none.
+    """
+
+    drawn: Cohort
+    cohort: Cohort
+    dropped: tuple[Array, Array]
+    meeting: Meeting | None
 
 
 def stream(key: Array, *numbers: Any) -> Array:
@@ -65,81 +98,108 @@ def initial_state(parts: Parts, variables: Variables, key: Array, clients: int) 
     )
 
 
-def one_round(
-    parts: Parts, state: FederatedState, plan: Plan, how: client_axis.Lanes
-) -> tuple[FederatedState, dict[str, Tree]]:
-    """One round of one replica.
-
-    Returns: the new state, and a record: 'cohort' and per-client values [C] (weight, steps, update_norm, finite, ok,
-      loss, lr, ...), the aggregator's scalars, and the flags 'nonfinite', 'empty', 'halt' that the host must look at.
-      Where 'halt' is set the model, server and aggregator are the old ones.
-    """
+def gather(parts: Parts, state: FederatedState, plan: Plan) -> Gathering:
+    """Draws the cohort of a round, and who of it fails."""
     key, round = jax.random.wrap_key_data(state.key), state.round
     memory = parts.sampler.memory
     if memory is None:
         drawn = parts.sampler.sample(stream(key, SAMPLER), round)
     else:
         drawn = memory.sample(stream(key, SAMPLER), round, state.sampler)
-    sizes = plan.train_sizes[drawn.clients]
-    cohort = Cohort(drawn.clients, drawn.present & (sizes > 0))  # a site without a training case is absent
+    able = drawn.present & (plan.train_sizes[drawn.clients] > 0)  # a site without a training case is absent
+    before = after = jnp.zeros_like(able)
+    if parts.dropout:
+        fails = parts.dropout(drawn.clients, round, stream(key, DROPOUT, round))
+        before, after = (able & failing for failing in fails)
+    if parts.secure is None:
+        return Gathering(drawn, Cohort(drawn.clients, able & ~before & ~after), (before, after), None)
+    meeting = parts.secure.meet(Cohort(drawn.clients, able & ~before), ~after, stream(key, SECRETS, parts.salt, round))
+    return Gathering(drawn, Cohort(drawn.clients, meeting.counts), (before, after), meeting)
+
+
+def local_round(parts: Parts, state: FederatedState, plan: Plan, meeting: Meeting | None) -> Callable[..., Any]:
+    """(client, present, personal) -> (upload, personal, info): one client's round, up to what leaves it.
+
+    `info` are its scalars of the record; 'ok': whether the upload counts.
+    """
+    key, round = jax.random.wrap_key_data(state.key), state.round
     told = parts.aggregator.broadcast(state.aggregator)
-
-    def batches(client: Array, present: Array, client_key: Array) -> Any:
-        size = jnp.where(present, plan.train_sizes[client], 0)
-        return parts.batches_of(plan.train[client], size, client, stream(client_key, SHUFFLE))
-
-    mechanism = parts.aggregator.mechanism
-    formal = mechanism is not None and mechanism.formal  # then a message is bounded whatever the client does
-    salted = lambda key: stream(key, parts.salt) if parts.salt else key
+    noisy = parts.client.mechanism is not None or parts.aggregator.mechanism is not None
 
     def train_one(client: Array, present: Array, personal: Tree) -> tuple[Tree, Tree, dict[str, Array]]:
-        client_key = salted(stream(key, CLIENTS, round, client))
-        local = batches(client, present, client_key)
+        client_key = _salted(stream(key, CLIENTS, round, client), parts.salt * noisy)
+        local = batches(parts, plan, client, present, client_key)
         update, personal = parts.client.train(
             state.variables, personal, local, stream(client_key, TRAIN), round=round, broadcast=told
         )
-        message = parts.aggregator.encode(update, told, variables=state.variables, key=stream(client_key, ENCODE))
-        norm = jnp.sqrt(tree.squared_norm(update.delta["params"]))
-        finite = jnp.isfinite(norm)  # one pass over the large tree; NaN and infinity both show in the norm
-        for name in update.delta:
-            finite &= tree.all_finite(update.delta[name]) if name != "params" else True
+        finite = _finite(update)
+        sent = update
+        if parts.secure:  # weights are hidden like the rest, so they need a public range
+            sent = update._replace(weight=update.weight / parts.secure.most)
+        message = parts.aggregator.encode(sent, told, variables=state.variables, key=stream(client_key, ENCODE))
+        noted: Mapping[str, Array] = {}
+        if parts.secure:
+            assert meeting is not None
+            row = jnp.argmax(meeting.counts & (meeting.clients == client))
+            message, noted = parts.secure.seal(message, row, meeting)
         info = {
             **update.metrics,
+            **noted,
             "weight": update.weight,
             "steps": update.steps,
-            "update_norm": norm,
+            "update_norm": jnp.sqrt(tree.squared_norm(update.delta["params"])),
             "finite": finite,
-            "ok": present & (finite | formal),
+            "ok": present & (finite | _formal(parts)),
         }
         return message, personal, info
 
-    steps = jax.vmap(lambda c, p: batches(c, p, key).steps)(cohort.clients, cohort.present)
+    return train_one
+
+
+def one_round(
+    parts: Parts, state: FederatedState, plan: Plan, how: client_axis.Lanes
+) -> tuple[FederatedState, dict[str, Tree]]:
+    """One round of one replica.
+
+    Returns: the new state, and a record: 'cohort' and per-client values [C] (weight, steps, update_norm, finite, ok,
+      loss, lr, ...), the aggregator's scalars, and the flags 'nonfinite', 'empty', 'failed', 'halt' that the host must
+      look at; with dropouts or a secure sum also 'exchange' (who met whom). Where 'halt' is set the model, server and
+      aggregator are the old ones.
+    """
+    key, round = jax.random.wrap_key_data(state.key), state.round
+    there = gather(parts, state, plan)
+    cohort, meeting, memory = there.cohort, there.meeting, parts.sampler.memory
+    steps = jax.vmap(lambda c, p: batches(parts, plan, c, p, key).steps)(cohort.clients, cohort.present)
+    summed = (parts.secure.reads if parts.secure else parts.aggregator.reads) == "sum"
     total, personal, info, executed = client_axis.run(
-        train_one, cohort, steps, state.personal, how, parts.aggregator.reads == "sum"
+        local_round(parts, state, plan, meeting), cohort, steps, state.personal, how, summed
     )
-    counted = Cohort(cohort.clients, info["ok"])
+    counted, failed = Cohort(cohort.clients, info["ok"]), jnp.zeros((), bool)
+    if parts.secure and meeting is not None:
+        total, failed = parts.secure.open(total, meeting, counted.present)
+    noisy = parts.client.mechanism is not None or parts.aggregator.mechanism is not None
     delta, aggregator, scalars = parts.aggregator.decode(
         total,
         counted,
         state.aggregator,
         variables=state.variables,
         round=round,
-        key=salted(stream(key, AGGREGATOR, round)),
+        key=_salted(stream(key, AGGREGATOR, round), parts.salt * noisy),
     )
     variables, server_opt = server.step(parts.server, state.variables, delta, state.server_opt)
     empty = jnp.sum(jnp.where(counted.present, info["weight"], 0)) <= 0
-    if formal:
+    if _formal(parts):
         empty = jnp.zeros((), bool)  # noise comes all the same: else a still model would tell that nobody came
     nonfinite = jnp.any(cohort.present & ~info["ok"])
-    broken = ~empty & ~jnp.isfinite(tree.squared_norm(delta))  # finite messages, but their aggregate is not
-    halt = broken | (nonfinite & (not parts.skip_nonfinite)) | (empty & (not parts.skip_empty))
-    keep = empty | halt
+    broken = ~empty & ~failed & ~jnp.isfinite(tree.squared_norm(delta))  # finite messages, but their aggregate is not
+    halt = broken | (nonfinite & (not parts.skip_nonfinite)) | ((empty | failed) & (not parts.skip_empty))
+    keep = empty | failed | halt
     variables, server_opt, aggregator = tree.where(
         keep, (state.variables, state.server_opt, state.aggregator), (variables, server_opt, aggregator)
     )
     seen = state.sampler  # an empty round is seen as well: whoever was drawn in vain has had its turn
     if memory is not None:
-        seen = tree.where(halt, seen, memory.observe(seen, drawn, info["update_norm"], info["ok"]))
+        seen = tree.where(halt, seen, memory.observe(seen, there.drawn, info["update_norm"], info["ok"]))
     # Rows of clients that did not count were never written; after a halt the host goes on from a checkpoint.
     new = FederatedState(round + jnp.where(halt, 0, 1), variables, server_opt, aggregator, personal, state.key, seen)
     record = {
@@ -150,9 +210,47 @@ def one_round(
         "executed": executed,
         "nonfinite": nonfinite | broken,
         "empty": empty,
+        "failed": failed,
         "halt": halt,
     }
-    return new, record
+    return new, record | _exchange(parts, there, info["ok"])
+
+
+def batches(parts: Parts, plan: Plan, client: Array, present: Array, client_key: Array) -> Any:
+    """The local data of one client; none of an absent one."""
+    size = jnp.where(present, plan.train_sizes[client], 0)
+    return parts.batches_of(plan.train[client], size, client, stream(client_key, SHUFFLE))
+
+
+def _formal(parts: Parts) -> bool:
+    """Whether a message is bounded whatever its client does."""
+    mechanism = parts.aggregator.mechanism
+    return mechanism is not None and mechanism.formal
+
+
+def _salted(key: Array, salt: int) -> Array:
+    return stream(key, salt) if salt else key
+
+
+def _finite(update: ClientUpdate) -> Array:
+    """One pass over the large tree: NaN and infinity both show in its norm."""
+    finite = jnp.isfinite(tree.squared_norm(update.delta["params"]))
+    for name in update.delta:
+        finite &= tree.all_finite(update.delta[name]) if name != "params" else True
+    return finite
+
+
+def _exchange(parts: Parts, there: Gathering, ok: Array) -> dict[str, Tree]:
+    """What the record tells of dropouts and of a secure sum."""
+    if parts.dropout is None and there.meeting is None:
+        return {}
+    found = {"before": there.dropped[0], "after": there.dropped[1], "arrived": ok}
+    if there.meeting is not None:
+        met = there.meeting
+        degree = jnp.sum(met.links, axis=1, dtype=jnp.int32)
+        found |= {"joined": met.joined, "counts": met.counts, "group": met.group, "degree": degree}
+        found |= {"place": met.place} if met.place is not None else {}
+    return {"exchange": found}
 
 
 def many_rounds(

@@ -1,5 +1,6 @@
 """The Gaussian mechanism around an aggregator: noise once per round, calibrated by a proven bound and nothing else."""
 
+import math
 from typing import Any
 
 import jax
@@ -60,6 +61,22 @@ def mechanism_of(unit: str, sensitivity: float, noise_multiplier: float, adjacen
     z = float(noise_multiplier)
     reasons = noise.objections(z)
     return Mechanism(unit, float(sensitivity), z, adjacency, not reasons, reasons=reasons)
+
+
+def rounded(mechanism: Mechanism, step: float, entries: int) -> Mechanism:
+    """The mechanism on a sum whose messages were rounded first, each entry to one of its two neighbours `step` apart.
+
+    A rounded message is longer by at most step sqrt(entries), and one of zeros stays one; so a sum moves by that much
+    more where a client's message becomes 0 (zero-out) and by twice that where it is replaced. The noise is what it was.
+    Noise that was added before the rounding (local) is not touched by it: rounding is post-processing.
+    """
+    if mechanism.local or not mechanism.formal:
+        return mechanism
+    more = step * math.sqrt(entries) * (2 if mechanism.adjacency == "replace-one" else 1)
+    sensitivity = mechanism.sensitivity + more
+    return mechanism._replace(
+        sensitivity=sensitivity, noise_multiplier=mechanism.noise_multiplier * mechanism.sensitivity / sensitivity
+    )
 
 
 def multiplier(what: str, noise_multiplier: float | None, epsilon: float | None, delta: float) -> float:

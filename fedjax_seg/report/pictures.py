@@ -36,8 +36,8 @@ class VolumePictures(NamedTuple):
 
 
 def allowed(mode: str, data: Any) -> bool:
-    """Whether cases may be shown: volumes or 2D slices with masks, and either asked for or synthetic ('auto')."""
-    drawable = data.store is not None or (data.arrays["x"].ndim == 4 and data.arrays["y"].ndim == 3)
+    """Whether cases may be shown: volumes or 2D images, and either asked for or synthetic ('auto')."""
+    drawable = data.store is not None or data.arrays["x"].ndim == 4
     return drawable and (mode == "on" or (mode == "auto" and bool(data.about.get("synthetic"))))
 
 
@@ -45,17 +45,17 @@ def choose(
     data: Any,
     plan: Any,
     outputs: Mapping[str, np.ndarray],
-    masks: Callable[..., tuple[np.ndarray, np.ndarray]],
+    masks: Callable[..., tuple[np.ndarray, np.ndarray]] | None,
     case_values: Callable[..., Mapping[str, np.ndarray]],
     metric: str,
 ) -> Pictures:
-    """The pictures of one replica.
+    """The pictures of one replica. Classified images have no contour: their titles tell classes.
 
     Args:
       data: FederatedData.
       plan: its train [K, M], train_sizes [K], test [K, T], test_sizes [K].
       outputs: of the test cases, {name: [K, T, ...]}.
-      masks: (outputs of a site, cases) -> (truth, predicted) [n, H, W].
+      masks: (outputs of a site, cases) -> (truth, predicted) [n, H, W]; None: a label per image.
       case_values: as in Task; `metric` is the column that ranks the cases.
     """
     rows = []
@@ -63,9 +63,10 @@ def choose(
         own = plan.train[k, : plan.train_sizes[k]]
         shown = own[np.unique(np.linspace(0, len(own) - 1, PER_SITE).astype(int))] if len(own) else own
         if len(shown):
-            rows.append((site, [Scan("", _image(data, i), data.arrays["y"][i]) for i in shown]))
+            rows.append((site, [_example(data, i) for i in shown]))
     overlays = []
-    for value, k, t in ranked(data, plan, outputs, case_values, metric, OVERLAYS):
+    for value, k, t in ranked(data, plan, outputs, case_values, metric, OVERLAYS) if masks else ():
+        assert masks is not None
         truth, predicted = masks({name: x[k] for name, x in outputs.items()}, np.array([t]))
         title = f"{data.sites[k]}\n{metric} {value:.2f}"
         overlays.append(Scan(title, _image(data, plan.test[k, t]), truth[0], predicted[0]))
@@ -93,7 +94,17 @@ def ranked(
     return list(dict.fromkeys([*found[:each], *found[middle : middle + each], *found[-each:]]))
 
 
+def _example(data: Any, case: int) -> Scan:
+    y = data.arrays["y"][case]
+    if np.ndim(y):
+        return Scan("", _image(data, case), y)
+    return Scan(data.classes[int(y)], _image(data, case), np.zeros(data.arrays["x"].shape[1:3], np.uint8))
+
+
 def _image(data: Any, case: int) -> np.ndarray:
-    """[H, W], or [H, W, 3] of a colour image."""
+    """[H, W], or [H, W, 3] of a colour image; in [0, 1] where the network's input is not."""
     x = np.asarray(data.arrays["x"][case], float)
+    scale = data.about.get("normalise")
+    if isinstance(scale, Mapping):
+        x = np.clip(x * np.asarray(scale["std"]) + np.asarray(scale["mean"]), 0, 1)
     return x if x.shape[-1] == 3 else x[..., 0]

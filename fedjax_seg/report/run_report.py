@@ -4,7 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_seg.report import fets_figures, figures, privacy_report, scans, system_table, tables
+from fedjax_seg.report import (
+    classification_tables,
+    confusion,
+    fets_figures,
+    figures,
+    privacy_report,
+    scans,
+    secrecy_report,
+    system_table,
+    tables,
+)
 from fedjax_seg.report.html import Section, write_report
 from fedjax_seg.report.pictures import Pictures, VolumePictures
 from fedjax_seg.report.runs import Run, headline, tested_sites
@@ -35,7 +45,9 @@ def write(
     drawn = folder.path / "figures"
     sections = [
         Section("Result", _result_text(result, sites), _result_tables(run, sites, shown), _overlays(pictures, drawn)),
+        *_classified(result, about, drawn),
         *privacy_report.sections(run, drawn),
+        *secrecy_report.sections(run, drawn),
         *([Section("Cost", "", [system_table.system_table([run])])] if system_table.applies([run]) else []),
         Section("Course of the run", _course_text(result), (), _course(run, drawn, sites, shown)),
         Section(
@@ -48,6 +60,21 @@ def write(
         Section("Definitions", "\n".join(f"- `{m}`: {rule[1]}" for m, rule in result["metrics"].items())),
     ]
     write_report(folder.path, title, sections)
+
+
+INTERVALS = ("accuracy", "f1", "auc", "balanced_accuracy", "ece")
+
+
+def _classified(result: Mapping[str, Any], about: Mapping[str, Any], folder: Path) -> list[Section]:
+    """Intervals and confusion matrices of classifiers."""
+    if not result.get("intervals"):
+        return []
+    table = classification_tables.interval_table(result["intervals"], INTERVALS, result["external"])
+    path = confusion.confusion_figure(result["confusion"], result["classes"], folder)
+    drawn = [(path, "Truth by prediction, the last model's test cases of all folds and seeds.")]
+    replicas = {(row["fold"], row["seed"]) for row in result["results"]}
+    text = "" if len(replicas) == 1 else "The table is of the first fold and seed."
+    return [Section("Classes", text, [table], drawn)]
 
 
 def _overlays(pictures: Pictures | VolumePictures | None, folder: Path) -> list[tuple[Path, str]]:

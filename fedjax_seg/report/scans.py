@@ -43,7 +43,9 @@ def examples(
         for unused in line[len(scans) :]:
             unused.set_axis_off()
         line[0].set_ylabel(site)
-    chart.suptitle("Training slices of every site; contour: annotated tumour", fontsize=11)
+    contours = any(np.any(scan.truth > 0) for _, scans in rows for scan in scans)
+    what = "slices of every site; contour: annotated tumour" if contours else "images of every site"
+    chart.suptitle(f"Training {what}", fontsize=11)
     numbers = [(site, scan.title, int(np.sum(scan.truth > 0))) for site, scans in rows for scan in scans]
     return canvas.save(chart, folder, name, ("site", "case", "tumour_pixels"), numbers)
 

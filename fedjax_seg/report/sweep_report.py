@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_seg.report import fets_figures, figures, method_table, privacy_figures, statistics, system_table, tables
+from fedjax_seg.report import (
+    fets_figures,
+    figures,
+    method_table,
+    privacy_figures,
+    secrecy_report,
+    statistics,
+    system_table,
+    tables,
+)
 from fedjax_seg.report.html import Section, write_report
 from fedjax_seg.report.runs import Run, headline, inside_sites, replicas_of, tested_sites
 from fedjax_seg.report.tables import Table
@@ -66,6 +75,9 @@ def _group(folder: Path, group: str, runs: Sequence[Run], reference: str) -> Sec
         if method_table.applies(plain):
             made.append((f"{name}_methods", method_table.method_table(plain)))
             drawn += _trade_off(folder / "figures", name, plain, shown[0])
+        if secrecy_report.applies(plain):
+            made.append((f"{name}_side_by_side", secrecy_report.side_by_side(plain, shown)))
+            drawn += secrecy_report.leakage_of_runs(plain, folder / "figures", f"{name}_leakage")
         if system_table.applies(plain):
             made.append((f"{name}_system", system_table.system_table(plain)))
             drawn += _labels(folder / "figures", name, plain) + _budgets(folder / "figures", name, plain, shown[0])

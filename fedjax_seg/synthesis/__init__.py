@@ -6,9 +6,10 @@ from typing import Any
 from fedjax_seg.core import checks
 from fedjax_seg.synthesis.connectomes import connectomes
 from fedjax_seg.synthesis.ct import ct
+from fedjax_seg.synthesis.histology import histology
 from fedjax_seg.synthesis.mri import mri
 
-GENERATORS = {"connectomes": connectomes, "ct": ct, "mri": mri}
+GENERATORS = {"connectomes": connectomes, "ct": ct, "histology": histology, "mri": mri}
 
 
 def make(name: str, folder: str | Path, **options: Any) -> Path:

@@ -1,6 +1,6 @@
 """Classification of whole cases: cross entropy, probabilities, and accuracy, F1, AUC, ... per site."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from sklearn import metrics as sklearn_metrics
 from fedjax_seg import models
 from fedjax_seg.core import checks
 from fedjax_seg.core.types import Array, Batch, Task, Variables
+from fedjax_seg.tasks import classification_intervals
 
 BINARY = {
     "accuracy": ("max", "share of cases whose most probable class is the label"),
@@ -24,13 +25,17 @@ BINARY = {
 }
 HEADLINE = ("accuracy", "f1", "auc")
 MULTI = {name: BINARY[name] for name in ("accuracy", "cross_entropy", "ece")} | {
-    "f1": ("max", "macro F1 over the classes (scikit-learn f1_score, zero_division=0)"),
+    "f1": ("max", "macro F1 over the classes that occur, in labels or predictions (scikit-learn f1_score)"),
     "auc": ("max", "macro one-vs-rest area under the ROC curve; n/a unless all classes are present"),
+    "balanced_accuracy": ("max", "mean recall over the classes that are present; n/a where fewer than two are"),
 }
 
 
 def classification(model: Mapping[str, Any], *, double_softmax: bool = False) -> Task:
     """Softmax classification; batches hold 'x' [B, ...], 'y' int32 [B], 'mask' [B].
+
+    Where 'x' is a bag of instances, padded to a common number, a batch also holds 'instances' int [B], how many are
+    real; the model is then called with `instances=` as well.
 
     Args:
       model: slot of the model, {'name': ..., options}.
@@ -43,20 +48,23 @@ def classification(model: Mapping[str, Any], *, double_softmax: bool = False) ->
     module = models.make(**model)
     classes = module.classes
 
-    def init(key: Array, batch: Batch) -> Variables:
-        return module.init(key, batch["x"])
+    def bags(batch: Batch) -> dict[str, Array]:
+        return {"instances": batch["instances"]} if "instances" in batch else {}
 
-    def logits_of(variables: Variables, x: Array, train: bool) -> tuple[Array, dict[str, Any]]:
+    def init(key: Array, batch: Batch) -> Variables:
+        return module.init(key, batch["x"], **bags(batch))
+
+    def logits_of(variables: Variables, batch: Batch, train: bool) -> tuple[Array, dict[str, Any]]:
         mutable = [name for name in variables if name != "params"] if train else []
         if mutable:
-            return module.apply(variables, x, train=True, mutable=mutable)
-        return module.apply(variables, x, train=False), {}
+            return module.apply(variables, batch["x"], train=True, mutable=mutable, **bags(batch))
+        return module.apply(variables, batch["x"], train=False, **bags(batch)), {}
 
     def cross_entropy(logits: Array, y: Array) -> Array:
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1)[:, 0]
 
     def loss(variables: Variables, batch: Batch, key: Array) -> tuple[Array, dict[str, Any]]:
-        logits, updated = logits_of(variables, batch["x"], True)
+        logits, updated = logits_of(variables, batch, True)
         if double_softmax:
             logits = jax.nn.softmax(logits)
         mask = batch["mask"].astype(logits.dtype)
@@ -64,7 +72,7 @@ def classification(model: Mapping[str, Any], *, double_softmax: bool = False) ->
         return total / jnp.maximum(jnp.sum(mask), 1), updated
 
     def outputs(variables: Variables, batch: Batch) -> dict[str, Array]:
-        logits, _ = logits_of(variables, batch["x"], False)
+        logits, _ = logits_of(variables, batch, False)
         return {
             "probability": jax.nn.softmax(logits),
             "loss": cross_entropy(logits, batch["y"]),
@@ -72,7 +80,7 @@ def classification(model: Mapping[str, Any], *, double_softmax: bool = False) ->
         }
 
     def evidence(variables: Variables, batch: Batch) -> dict[str, Array]:
-        logits, _ = logits_of(variables, batch["x"], False)
+        logits, _ = logits_of(variables, batch, False)
         probability = jax.nn.softmax(logits)
         return {
             "log_loss": jnp.log(cross_entropy(logits, batch["y"]) + 1e-8),
@@ -91,22 +99,54 @@ def classification(model: Mapping[str, Any], *, double_softmax: bool = False) ->
         headline=HEADLINE,
         paired="correct",
         evidence=evidence,
+        intervals=intervals,
+        confusion=confusion,
     )
 
 
 def case_values(outputs: Mapping[str, np.ndarray], cases: np.ndarray) -> dict[str, np.ndarray]:
-    """Columns of per_case.csv: label, probability (of class 1 where there are two, else of the predicted class),
-    predicted, correct, loss; [n] each. Arguments as for `score`."""
+    """Columns of per_case.csv, [n] each: label, probability (of class 1 where there are two, else of the predicted
+    class), predicted, correct, loss; for more than two classes also p_0, p_1, ..., the probability of each, from which
+    every metric can be computed again. Arguments as for `score`."""
     probability, label = np.asarray(outputs["probability"])[cases], np.asarray(outputs["label"])[cases].astype(int)
     predicted = probability.argmax(1)
-    shown = np.ones_like(predicted) if probability.shape[1] == 2 else predicted
+    two = probability.shape[1] == 2
+    shown = np.ones_like(predicted) if two else predicted
     return {
         "label": label,
         "probability": probability[np.arange(len(cases)), shown],
         "predicted": predicted,
         "correct": (predicted == label).astype(int),
         "loss": np.asarray(outputs["loss"])[cases],
+        **({} if two else {f"p_{c}": column for c, column in enumerate(probability.T)}),
     }
+
+
+def confusion(outputs: Mapping[str, np.ndarray], cases: np.ndarray) -> np.ndarray:
+    """int [classes (truth), classes (predicted)], numbers of cases. Arguments as for `score`."""
+    probability, label = np.asarray(outputs["probability"])[cases], np.asarray(outputs["label"])[cases].astype(int)
+    classes = probability.shape[1]
+    pairs = label * classes + probability.argmax(1)
+    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+def intervals(
+    outputs: Mapping[str, np.ndarray],
+    cases: np.ndarray,
+    patients: Sequence[Any],
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """The rows of `score` with 95 % intervals, patients drawn again; see `classification_intervals.intervals`.
+
+    Args:
+      outputs, cases: as for `score`.
+      patients: names of the patients of `cases`, [n].
+    """
+    values = {row["metric"]: row["value"] for row in score(outputs, cases)}
+    mine = {name: np.asarray(outputs[name])[cases] for name in ("probability", "loss", "label")}
+    return classification_intervals.intervals(values, mine, patients, resamples=resamples, seed=seed)
 
 
 def score(outputs: Mapping[str, np.ndarray], cases: np.ndarray) -> list[dict[str, Any]]:
@@ -149,18 +189,20 @@ def _binary(positive: np.ndarray, label: np.ndarray, predicted: np.ndarray) -> d
 
 
 def _multi(probability: np.ndarray, label: np.ndarray) -> dict[str, float]:
-    classes = np.arange(probability.shape[1])
-    every = len(np.unique(label)) == len(classes) and np.all(np.isfinite(probability))
+    every = len(np.unique(label)) == probability.shape[1] and np.all(np.isfinite(probability))
     rounded = probability / probability.sum(1, keepdims=True)  # scikit-learn wants rows that sum to 1 in float64
+    predicted = probability.argmax(1)
+    recalls = [np.mean(predicted[label == c] == c) for c in np.unique(label)]
     return {
-        "f1": float(
-            sklearn_metrics.f1_score(label, probability.argmax(1), labels=classes, average="macro", zero_division=0)
-        ),
+        "f1": float(sklearn_metrics.f1_score(label, predicted, average="macro", zero_division=0)),
         "auc": float(sklearn_metrics.roc_auc_score(label, rounded, multi_class="ovr")) if every else float("nan"),
+        "balanced_accuracy": float(np.mean(recalls)) if len(recalls) > 1 else float("nan"),
     }
 
 
-def expected_calibration_error(probability: np.ndarray, label: np.ndarray, bins: int = 10) -> float:
+def expected_calibration_error(
+    probability: np.ndarray, label: np.ndarray, bins: int = classification_intervals.BINS
+) -> float:
     """Mean over cases of |accuracy - confidence| per equal-width confidence bin (Guo et al. 2017, equation 3).
 
     Args:
@@ -171,6 +213,6 @@ def expected_calibration_error(probability: np.ndarray, label: np.ndarray, bins:
     confidence, right = probability.max(1), probability.argmax(1) == label
     if not np.all(np.isfinite(confidence)):
         return float("nan")
-    which = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    which = classification_intervals.calibration_bin(confidence, bins)
     gaps = [abs(np.sum(right[which == b]) - np.sum(confidence[which == b])) for b in range(bins)]
     return float(np.sum(gaps) / len(label))

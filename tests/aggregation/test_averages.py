@@ -22,6 +22,25 @@ def test_uniform_and_weighted_mean(aggregate):
     np.testing.assert_allclose(aggregate(make("mean"), x, present=absent)[0], [3.5, 35], rtol=1e-6)
 
 
+@pytest.mark.parametrize("rule", ["mean", "weighted_mean"])
+def test_whole_weights_may_be_sent_in_the_place_of_updates(aggregate, rule):
+    rng = np.random.default_rng(0)
+    x, server = rng.normal(size=(4, 50)).astype(np.float32), rng.normal(size=50).astype(np.float32)
+    weights, present = np.array([3.0, 1.0, 7.0, 2.0]), np.array([True, True, False, True])
+    given = {"weights": weights, "server": server, "present": present}
+    updates, whole = (aggregate(make(rule, of=of), x, **given)[0] for of in ("updates", "weights"))
+    by = (weights if rule == "weighted_mean" else np.ones(4))[present]
+    np.testing.assert_allclose(updates, np.average(x[present], axis=0, weights=by), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(whole, updates, rtol=0, atol=1e-6)
+
+    update, variables = ClientUpdate({"params": x[0]}, jnp.float32(3), jnp.int32(1), {}, {}), {"params": server}
+    message = make(rule, of="weights").encode(update, {}, variables=variables, key=None)
+    times = 3 if rule == "weighted_mean" else 1
+    np.testing.assert_allclose(message["value"], times * (server + x[0]), rtol=1e-6)
+    with pytest.raises(UserError, match="of: 'model' given, one of 'updates', 'weights' expected"):
+        make(rule, of="model")
+
+
 def test_clipping_is_of_the_whole_model(aggregate):
     delta, metrics = aggregate(make("clipped_mean", clip=1.0), TWO)
     np.testing.assert_allclose([delta["a"][0], delta["b"][0]], [0.3, 0.65], rtol=1e-6)  # (.6, .8) and (0, .5)

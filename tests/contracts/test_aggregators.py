@@ -23,11 +23,15 @@ REQUIRED = {
     "dp_fedavg": {"clip": 1.0, "noise_multiplier": 0.0, "smallest_cohort": 3},
     "local_dp": {"clip": 1.0, "noise_multiplier": 0.0},
     "geyer": {"noise_multiplier": 0.0},
+    "weight_noise": {"sigma": 0.0},
 }
 PARAMETERS_ONLY = {"private_sim_agg", "dp_fedavg", "local_dp"}  # they refuse batch statistics
 PROTOCOLS = {"control_variates"}  # properties that name the client a rule belongs to: no contract
 VARIANTS = [(name, REQUIRED.get(name, {})) for name in aggregation.AGGREGATORS] + [
     ("clipped_mean", {"clip": 1.0, "weighted": True}),
+    ("mean", {"of": "weights"}),
+    ("weighted_mean", {"of": "weights"}),
+    ("weight_noise", {"sigma": 0.0, "weighted": True}),
     ("median", {"tie": "mean", "of": "weights"}),
     ("trimmed_mean", {"alpha": 0.4, "of": "weights"}),
     ("geometric_median", {"weighted": True, "per": "tensor", "of": "weights"}),

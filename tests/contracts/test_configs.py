@@ -34,6 +34,9 @@ def words_of(name):
         swept = [f"{v},{g}" for v in ("paper", "small", "ci", "hippocampus") for g in groups]
         grids = (configuration.load(ROOT / "configs" / f"{name}.py", f"ci,{g}").grid for g in groups)
         return [None, *swept, *dict.fromkeys(w for grid in grids for w in grid), "simagg,paper"]
+    if name == "smc_histopathology":
+        grid = configuration.load(ROOT / "configs" / f"{name}.py", "ci").grid
+        return [None, "folder,K=3", "small", "lc25000", "ci", *grid, "lc25000,additive,M=3", "small,smc,K=6,N=3"]
     assert name == "fedhavg_abide", f"tell here which words configs/{name}.py takes"
     found = [None, "all17", "released,all17,gbar", "paper,ext,c=0.5,gamma=3", "released,krum,corrupt=random"]
     for grid, profile in itertools.product(
@@ -68,13 +71,14 @@ def decathlon(folder):
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory, ct_root, mri_root):
+def loaded(tmp_path_factory, ct_root, mri_root, tile_root):
     """config -> its data, from a small synthetic folder of its kind; equal data are read once."""
     folder = tmp_path_factory.mktemp("configs")
     sites = (("NYU", 14), ("UM", 12), ("UCLA", 11), ("USM", 10), ("YALE", 10))
     root, kept = tiny_runs.folder(folder / "pcp", sites=sites), {}
 
     folders = {"tfds": ct_root, "images2d": slices(folder / "slices"), "fets": mri_root}
+    folders["histopathology"] = tile_root
     folders["msd"] = decathlon(folder / "msd")
 
     def load(config):
@@ -125,6 +129,8 @@ def leaves():
     one_of_each += [("fedonco_bench", f"ci,{m}") for m in ("fedavg", "dp_sgd", "scaffold", "fednova")]
     one_of_each += [("fedonco_bench", "lidc,fedavg"), ("dp_simagg_fets", "hippocampus,simagg_released")]
     one_of_each += [("dp_simagg_fets", f"small,{m}") for m in ("simagg", "dp_eps1", "sound_tight", "local_dp", "geyer")]
+    one_of_each += [("smc_histopathology", "lc25000,smc"), ("smc_histopathology", "ci,noise")]
+    one_of_each += [("smc_histopathology", f"small,{m}") for m in ("chained", "additive", "secagg", "secagg_plus")]
     one_of_each += [("fedhavg_abide", f"released,{m}") for m in ("geometric_median", "multi_krum", "clipped")]
     seen = set()
     for name, words in one_of_each:
@@ -179,4 +185,5 @@ def test_free_keys_exist():
         if key == "published":  # a group of whatever metrics a paper printed
             assert key in known
             continue
-        configuration.check_path(known, f"{key}.keep" if key == "checkpoint" else key)
+        inside = {"checkpoint": ".keep", "network": ".file"}.get(key, "")
+        configuration.check_path(known, key + inside)

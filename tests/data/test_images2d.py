@@ -79,7 +79,7 @@ def test_sites_choose_and_order_the_clients(folder):
         folder.load(sites=("A", "D"))
 
 
-@pytest.mark.parametrize("partition", ["iid", "dirichlet", "lesion_size", "column:scanner"])
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "quantity", "lesion_size", "column:scanner"])
 def test_no_client_shares_a_patient(folder, partition):
     folder.header += ",scanner"
     for n in range(48):
@@ -183,6 +183,15 @@ def test_the_report_of_the_clients(folder):
     assert data.files["cohort.csv"].splitlines()[1].startswith("images/00.png,A,A0,")
     json.dumps(data.about)
     assert str(folder.root) not in json.dumps(data.about)
+
+
+def test_facts_of_the_sites(folder):
+    folder.header += ",scanner"
+    for n in range(8):
+        folder.image("AB"[n % 2], more=["GE", "Siemens"][n % 2])
+    assert folder.load().about["site_columns"] == {"scanner": ["GE", "Siemens"]}
+    assert folder.load(partition="column:scanner").about["site_columns"] == {"site": ["A", "B"]}
+    assert folder.load(partition="iid", clients=2).about["site_columns"] == {}
 
 
 def test_the_generator_is_named(folder):

@@ -56,6 +56,22 @@ def test_the_skew_is_that_of_the_dirichlet(alpha):
     assert shares.mean(0) == pytest.approx(np.full(clients, 1 / clients), abs=0.07)
 
 
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
+def test_the_sizes_of_a_quantity_skew_are_those_of_the_dirichlet(alpha):
+    # E[sum p^2] as above; the smallest client shrinks as alpha does
+    draws = [
+        np.bincount(partition.quantity(2000, 4, alpha=alpha, seed=s, min_units=0), minlength=4) for s in range(400)
+    ]
+    shares = np.array(draws) / 2000
+    assert np.mean((shares**2).sum(1)) == pytest.approx((alpha + 1) / (4 * alpha + 1), abs=0.03)
+    assert {int(sizes.sum()) for sizes in draws} == {2000}
+
+
+def test_quantity_keeps_the_least_size():
+    sizes = [np.bincount(partition.quantity(60, 4, alpha=0.3, seed=s, min_units=5), minlength=4) for s in range(20)]
+    assert min(map(min, sizes)) >= 5 and max(map(max, sizes)) > 30
+
+
 def test_an_alpha_beyond_floating_point_gives_a_label_to_one_client():
     labels = np.repeat([0, 1, 2], 10)
     of = partition.dirichlet(labels, 5, alpha=1e-300, seed=1, min_units=0)
@@ -79,6 +95,10 @@ def test_dirichlet_is_seeded_and_keeps_the_least_size():
         ),
         (lambda: partition.dirichlet(np.zeros(9, int), 10, alpha=1, seed=0), r"9 patients for 10 clients .* have 0"),
         (lambda: partition.dirichlet(np.zeros(9, int), 2, alpha=0, seed=0), r"data.alpha: 0 given"),
+        (
+            lambda: partition.quantity(30, 10, alpha=0.05, seed=0, unit="group"),
+            r"quantity over 30 groups, 10 clients, alpha 0.05: .* fewer than 1 group\(s\); .* has 0; raise data.alpha",
+        ),
         (lambda: partition.iid(9, 5, seed=0, min_units=2), r"9 patients for 5 clients of at least 2; .* would have 1"),
         (lambda: partition.by_order(np.arange(3), 4), r"3 patients for 4 clients .* lower data.clients"),
         (lambda: partition.iid(9, 0, seed=0), r"data.clients: 0 given"),

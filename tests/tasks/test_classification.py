@@ -1,5 +1,7 @@
 """The classification task: losses by closed form, metrics against scikit-learn and by hand."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,8 +127,13 @@ def test_multi_class_metrics_equal_scikit_learn():
     assert set(found) == set(linear().metrics)
     np.testing.assert_allclose(found["f1"], sk.f1_score(label, p.argmax(1), average="macro"), rtol=1e-9)
     np.testing.assert_allclose(found["auc"], sk.roc_auc_score(label, p, multi_class="ovr"), rtol=1e-6)
-    two_of_three = values(score(outputs(p, label), np.flatnonzero(label < 2)))
+    np.testing.assert_allclose(found["balanced_accuracy"], sk.balanced_accuracy_score(label, p.argmax(1)), rtol=1e-12)
+    two = np.flatnonzero((label < 2) & (p.argmax(1) < 2))  # without predictions that scikit-learn warns of
+    two_of_three = values(score(outputs(p, label), two))
     assert np.isnan(two_of_three["auc"]) and np.isfinite(two_of_three["f1"])
+    expected = sk.balanced_accuracy_score(label[two], p[two].argmax(1))
+    np.testing.assert_allclose(two_of_three["balanced_accuracy"], expected, rtol=1e-12)
+    assert np.isnan(values(score(outputs(p, label), np.flatnonzero(label == 1)))["balanced_accuracy"])
 
 
 @pytest.mark.parametrize("only", [0, 1])
@@ -153,6 +160,44 @@ def test_calibration_by_hand():
     np.testing.assert_allclose(expected_calibration_error(p, label), (0.4 + 0.55 + 0.0) / 4, rtol=1e-12)
     # one bin: |mean accuracy - mean confidence|
     np.testing.assert_allclose(expected_calibration_error(p, label, bins=1), abs(0.75 - 3.15 / 4), rtol=1e-12)
+
+
+def test_confusion_and_columns_of_cases():
+    """Truth 0 0 1 2, predicted 0 2 1 0; case 0 is not asked for."""
+    p = [[0.2, 0.2, 0.6], [0.5, 0.3, 0.2], [0.1, 0.3, 0.6], [0.1, 0.7, 0.2], [0.4, 0.3, 0.3]]
+    task, out, cases = linear(), outputs(p, [1, 0, 0, 1, 2]), np.arange(1, 5)
+    np.testing.assert_array_equal(task.confusion(out, cases), [[1, 0, 1], [0, 1, 0], [1, 0, 0]])
+    columns = task.case_values(out, cases)
+    assert tuple(columns) == ("label", "probability", "predicted", "correct", "loss", "p_0", "p_1", "p_2")
+    np.testing.assert_allclose(columns["probability"], [0.5, 0.6, 0.7, 0.4], rtol=1e-6)
+    np.testing.assert_array_equal(np.stack([columns[f"p_{c}"] for c in range(3)], 1), out["probability"][1:])
+    two = outputs([[0.2, 0.8], [0.7, 0.3]], [0, 0])
+    np.testing.assert_array_equal(linear(classes=2).confusion(two, np.arange(2)), [[1, 1], [0, 0]])
+    columns = linear(classes=2).case_values(two, np.arange(2))
+    assert tuple(columns) == ("label", "probability", "predicted", "correct", "loss")
+    np.testing.assert_allclose(columns["probability"], [0.8, 0.3], rtol=1e-6)
+
+
+def test_a_model_of_bags_is_told_how_many_instances_are_real():
+    """A padded row must not matter: to the loss, its gradient, the outputs and the evidence."""
+    task = tasks.make("classification", {"name": "attention_mil", "hidden": 4, "attention": 3, "classes": 3})
+    rng = np.random.default_rng(3)
+    x, real = rng.normal(size=(2, 4, 5)).astype(np.float32), np.array([2, 4], np.int32)
+    batch = {"y": np.array([0, 2], np.int32), "mask": np.ones(2, np.float32), "instances": real}
+    other = np.where(np.arange(4)[None, :, None] < real[:, None, None], x, 7.0).astype(np.float32)
+
+    @quick_jit
+    @partial(jax.vmap, in_axes=(0, None))
+    def everything(x, batch):
+        whole = {"x": x, **batch}
+        start = task.init(jax.random.key(0), whole)
+        gradient = jax.value_and_grad(lambda v: task.loss(v, whole, jax.random.key(0))[0])(start)
+        without = task.outputs(start, {"x": x, "y": batch["y"]})
+        return (gradient, task.outputs(start, whole), task.evidence(start, whole)), without
+
+    told, untold = everything(np.stack([x, other]), batch)
+    jax.tree.map(lambda v: np.testing.assert_array_equal(v[0], v[1]), told)
+    assert np.abs(untold["probability"][0, 0] - untold["probability"][1, 0]).max() > 0.01
 
 
 def test_directions_and_names():

@@ -1,0 +1,96 @@
+"""What no part of a run can see alone: whether the parts of a config, and its data, go together."""
+
+from typing import Any
+
+import ml_collections
+
+from fedjax_seg.core import checks
+from fedjax_seg.core.types import Aggregator, Client, Sampler
+from fedjax_seg.data import federated
+
+
+def model_of(config: ml_collections.ConfigDict, loaded: federated.FederatedData) -> dict[str, Any]:
+    """The slot of the model; classes=0 are as many as the data have.
+
+    Raises: UserError where a classifier has another number of them.
+    """
+    model, found = dict(config.model), len(loaded.classes)
+    given = model.get("classes", found)
+    if given == 0:
+        model["classes"] = found
+    elif config.task.name == "classification" and given != found:
+        raise checks.UserError(
+            f"config.model.classes: {given} given, and the data have {found} ({', '.join(loaded.classes)}): {found}"
+            " expected, or 0 for as many as there are"
+        )
+    return model
+
+
+def check_together(
+    config: ml_collections.ConfigDict, client: Client, aggregator: Aggregator, sampler: Sampler, loaded: Any
+) -> None:
+    """What no part can see alone. Raises: UserError."""
+    if config.batch_sampling == "poisson" and client.mechanism is None:
+        raise checks.UserError(
+            f"config.batch_sampling: 'poisson' given for client {config.client.name!r}, whose loss is a mean over the"
+            " drawn cases, of which there may be none; 'shuffled' expected (Poisson batches are for dp_sgd)"
+        )
+    rule, sampled = config.aggregator, config.sampler.name
+    if (client.mechanism or aggregator.mechanism) and sampler.memory is not None:
+        raise checks.UserError(
+            f"config.sampler.name: {sampled!r} chooses by the clients' updates, which no noise covers; with noise that"
+            " is to protect them another sampler expected, e.g. sliding_window"
+        )
+    if config.secure_sum.name != "none" and sampler.memory is not None:
+        raise checks.UserError(
+            f"config.sampler.name: {sampled!r} chooses by the clients' single updates, which a secure sum shows to"
+            f" nobody ({config.secure_sum.name!r} given); another sampler expected, or --config.secure_sum.name=none"
+        )
+    if config.secure_sum.name not in ("none", "assumed") and config.protocol != "federated":
+        raise checks.UserError(
+            f"config.secure_sum.name: {config.secure_sum.name!r} given with protocol {config.protocol!r}, in which"
+            " nothing is summed over sites; 'none' expected"
+        )
+    formal = aggregator.mechanism if aggregator.mechanism and aggregator.mechanism.formal else None
+    if formal and formal.adjacency == "add-remove" and (sampler.q is None or sampler.truncated):
+        raise checks.UserError(
+            f"config.aggregator.adjacency: 'add-remove' given with the sampler {sampled!r}, 'replace-one' expected,"
+            " because one client more or less would change who else is sampled; Poisson sampling, never cut, allows it"
+        )
+    if aggregator.mechanism and rule.get("epsilon") and rule.get("delta") != config.privacy.delta:
+        raise checks.UserError(
+            f"config.aggregator.delta: {rule.get('delta')!r} given, and config.privacy.delta is"
+            f" {config.privacy.delta!r}: the same expected, since the one calibrates what the other reports"
+        )
+    if loaded.store is None:
+        if config.predictions:
+            raise checks.UserError("config.predictions: true given, but only volumes (data fets, msd) are saved")
+        return
+    _check_classes(config, loaded)
+    if config.batch_sampling != "shuffled" or config.attack.name != "none":
+        what = "batch_sampling" if config.batch_sampling != "shuffled" else "attack.name"
+        raise checks.UserError(
+            f"config.{what}: volumes are streamed from disk, for which only batch_sampling='shuffled' and attack 'none'"
+            " are there; set these, or use 2D slices"
+        )
+
+
+def _check_classes(config: ml_collections.ConfigDict, loaded: federated.FederatedData) -> None:
+    """Model and metrics speak of the classes that the data have. Raises: UserError."""
+    values, names = tuple(loaded.about["label_values"]), ", ".join(loaded.classes)
+    if config.model.get("classes", len(values)) != len(values):
+        raise checks.UserError(
+            f"config.model.classes: {config.model.classes} given, the data have {len(values)} ({names}); set"
+            f" --config.model.classes={len(values)}"
+        )
+    labels = tuple(config.task.get("labels", ()))
+    if labels and labels != values:
+        raise checks.UserError(
+            f"config.task.labels: {labels} given, the label values of the data are {values} ({names}); set them, or ()"
+        )
+    regions = [[name, list(ids)] for name, ids in loaded.about["regions"]]
+    if config.task.get("regions") == "brats" and regions[:3] != [["ET", [3]], ["TC", [1, 3]], ["WT", [1, 2, 3]]]:
+        raise checks.UserError(
+            f"config.task.regions: 'brats' given, but the classes of the data are {names}; set"
+            " --config.data.label_scheme to that of the data, or --config.task.regions=classes"
+        )
