@@ -16,10 +16,11 @@ Words after the colon, separated by commas:
   folder   yours (default); hospitals by its column 'site'    64x64  as below    20      as found, or K= drawn
   small    synthetic tiles, 8 hospitals with their own stains 64x64  as below    10      8
   ci       the same generator                                 32x32  4, 2 blocks 2       4
-  lc25000  your folder of LC25000, groups of tiles dealt out  64x64  as below    10      8
+  lc25000  your folder of LC25000, groups of tiles dealt out  48x48  as below    10      8
            by Dirichlet(0.5)
 Network: residual CNN, width 8, 4 blocks, group norm. Clients: Adam 3e-3, batch 16, one local epoch.
   K=, M=, N=   hospitals (of drawn or synthetic federations), clusters, members; K/M need not be whole; N alone: M = K/N
+               without M and N: clusters of 4 (2 for fewer than five hospitals); of your own folder, one cluster of all
   sigma=       of the noise on weights (methods noise and none other)
 
   method       what it is
@@ -59,12 +60,16 @@ METHODS = {
 }
 SIGMAS = ("0.003", "0.01", "0.03")
 NUMBERS = ("K", "M", "N")
+CLUSTERED = ("smc", "additive", "weighted")
 
 
 def get_config(words: str = "folder"):
     """The config of one method, or of the sweep of all (see the module's docstring)."""
     given = [w.strip() for w in words.split(",") if w.strip()]
-    options = dict(w.split("=", 1) for w in given if "=" in w)
+    pairs = [w.split("=", 1) for w in given if "=" in w]
+    options: dict[str, str] = dict(pairs)
+    if len(options) < len(pairs):
+        raise checks.UserError(f"--config: {words}: one of its words is given twice; once expected")
     plain = [w for w in given if "=" not in w]
     known = {*VARIANTS, *METHODS}
     for word in plain:
@@ -76,13 +81,19 @@ def get_config(words: str = "folder"):
     variant = next((w for w in plain if w in VARIANTS), "folder")
     methods = [w for w in plain if w in METHODS]
     numbers = {name: _whole(name, options[name]) for name in NUMBERS if name in options}
+    if len(methods) == 1:
+        read = {"noise": ("K", "sigma"), **dict.fromkeys(CLUSTERED, NUMBERS)}.get(methods[0], ("K",))
+        for name in options:
+            if name not in read:
+                raise checks.UserError(f"--config: {name}= given, which {methods[0]!r} does not read; leave it out")
     c = _variant(variant, numbers)
-    _method(c, methods[0] if methods else "fedavg", numbers, options.get("sigma"))
+    _method(c, variant, methods[0] if methods else "fedavg", numbers, options.get("sigma"))
     if len(methods) != 1:
         kept = tuple(f"{name}={options[name]}" for name in NUMBERS if name in options)
         sigmas = (options["sigma"],) if "sigma" in options else SIGMAS
+        of_clusters = {m: kept if m in CLUSTERED else tuple(k for k in kept if k[0] == "K") for m in METHODS}
         runs = [(m, *((f"sigma={s}",) if m == "noise" else ())) for m in methods or METHODS for s in sigmas]
-        c.grid = tuple(dict.fromkeys(",".join((variant, *kept, *run)) for run in runs))
+        c.grid = tuple(dict.fromkeys(",".join((variant, *of_clusters[run[0]], *run)) for run in runs))
     return c
 
 
@@ -115,11 +126,12 @@ def _variant(variant: str, numbers: dict[str, int]):
         drawn = {"partition": "dirichlet", "clients": hospitals} if "K" in numbers else {}
         c.data = slot("data", "histopathology", root="", **drawn)
     else:
-        c.data = slot("data", "histopathology", root="", partition="dirichlet", clients=hospitals, alpha=0.5)
+        dealt = {"partition": "dirichlet", "clients": hospitals, "alpha": 0.5}
+        c.data = slot("data", "histopathology", root="", size=(48, 48), **dealt)
     return c
 
 
-def _method(c, method: str, numbers: dict[str, int], sigma: str | None) -> None:
+def _method(c, variant: str, method: str, numbers: dict[str, int], sigma: str | None) -> None:
     c.label, secure, rule, options = METHODS[method]
     c.aggregator = configuration.slot("aggregator", rule, **options)
     c.secure_sum = configuration.slot("secure_sum", secure)
@@ -132,4 +144,4 @@ def _method(c, method: str, numbers: dict[str, int], sigma: str | None) -> None:
     if "clusters" in c.secure_sum:
         c.secure_sum.clusters, c.secure_sum.size = numbers.get("M", 0), numbers.get("N", 0)
         if not {"M", "N"} & numbers.keys():
-            c.secure_sum.size = 4 if numbers.get("K", 8) > 4 and c.rounds > 2 else 2
+            c.secure_sum.size = {"folder": 0, "ci": 2}.get(variant, 4 if numbers.get("K", 8) > 4 else 2)

@@ -99,6 +99,7 @@ def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData, sa
         **config.secure_sum,
     )
     aggregation.check_pair(client, aggregator)
+    consistency.check_range(config, secure, int(plan.train_sizes.max()))
     consistency.check_together(config, client, aggregator, sampler, loaded)
     attack = attacks.make(**config.attack)
     if loaded.store is None:
@@ -118,7 +119,7 @@ def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData, sa
         config.on_empty == "skip",
         salt,
         secure,
-        dropout.make(loaded.sites, **config.dropout),
+        dropout.make(loaded.sites[:inside], **config.dropout),
     )
     functions = _functions(config, task, parts, make_batches, how, arrays, which, plan, attack, loaded.store)
     return Experiment(config, loaded, task, client, parts, which, plan, how, attack, *functions)

@@ -201,7 +201,7 @@ def validate(c: ml_collections.ConfigDict) -> None:
     checks.number("config.privacy.delta", c.privacy.delta, above=0.0, low=0.0, high=0.5)
     checks.number("config.privacy.target_epsilon", c.privacy.target_epsilon, low=0.0)
     checks.number("config.max_sim_hours", c.max_sim_hours, low=0.0)
-    checks.number("config.network.rtt_ms", c.network.rtt_ms, low=0.0)
+    checks.number("config.network.rtt_ms", c.network.rtt_ms, low=0.0, above=0.0)
     checks.number("config.network.mbit_s", c.network.mbit_s, low=0.0, above=0.0)
     checks.one_of("config.replicas", c.replicas, ("auto", "map", "vmap"))
     checks.one_of("config.corruption.kind", c.corruption.kind, clients.CORRUPTIONS)
@@ -331,6 +331,8 @@ def plain(c: ml_collections.ConfigDict) -> dict[str, Any]:
 def salt(c: ml_collections.ConfigDict, digest: str) -> int:
     """31 bits of what decides a run's numbers, but for how long and how it runs: the salt of its noise."""
     kept = {key: value for key, value in flat(plain(c)).items() if not _free(key)}
+    if c.privacy.target_epsilon:
+        kept["rounds"] = c.rounds  # the noise is computed for so many
     text = json.dumps([kept, digest], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 

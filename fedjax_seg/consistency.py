@@ -5,8 +5,27 @@ from typing import Any
 import ml_collections
 
 from fedjax_seg.core import checks
-from fedjax_seg.core.types import Aggregator, Client, Sampler
+from fedjax_seg.core.types import Aggregator, Client, Sampler, SecureSum
 from fedjax_seg.data import federated
+
+TRANSFORMED = ("extrinsic_mean",)  # rules whose clients send a function of their update
+
+
+def check_range(config: ml_collections.ConfigDict, secure: SecureSum | None, most: int) -> None:
+    """Raises: UserError where a message of the rule is known to leave the range of the secure sum.
+
+    Args:
+      most: the largest number of training cases of a client.
+    """
+    clip = secure.facts.get("clip") if secure else None
+    if clip is None or config.aggregator.name != "fednova":
+        return
+    steps = -(-most // config.batch_size) * config.local_epochs
+    if steps > clip:
+        raise checks.UserError(
+            f"config.secure_sum.clip: {clip:g} given with the aggregator 'fednova', which sends numbers of local steps,"
+            f" up to {steps} here: {steps} or more expected, since larger numbers are cut"
+        )
 
 
 def model_of(config: ml_collections.ConfigDict, loaded: federated.FederatedData) -> dict[str, Any]:
@@ -46,12 +65,29 @@ def check_together(
             f"config.sampler.name: {sampled!r} chooses by the clients' single updates, which a secure sum shows to"
             f" nobody ({config.secure_sum.name!r} given); another sampler expected, or --config.secure_sum.name=none"
         )
-    if config.secure_sum.name not in ("none", "assumed") and config.protocol != "federated":
+    simulated = config.secure_sum.name not in ("none", "assumed")
+    if (config.dropout.probability or config.dropout.schedule) and config.protocol != "federated":
+        raise checks.UserError(
+            f"config.dropout: given with protocol {config.protocol!r}, which has no federation to drop out of;"
+            " probability 0 and schedule () expected"
+        )
+    if config.attack.name == "share_leakage" and rule.name in TRANSFORMED:
+        raise checks.UserError(
+            f"config.attack.name: 'share_leakage' given with the aggregator {rule.name!r}, whose messages are neither"
+            " updates nor weights, which is what the attack recovers; 'none' or another aggregator expected"
+        )
+    if simulated and config.protocol != "federated":
         raise checks.UserError(
             f"config.secure_sum.name: {config.secure_sum.name!r} given with protocol {config.protocol!r}, in which"
             " nothing is summed over sites; 'none' expected"
         )
     formal = aggregator.mechanism if aggregator.mechanism and aggregator.mechanism.formal else None
+    if formal and simulated and sampler.q is not None:
+        raise checks.UserError(
+            f"config.secure_sum.name: {config.secure_sum.name!r} given with a privacy claim under Poisson sampling: who"
+            " else is counted, and whether a round is aborted, would depend on whether a client was drawn, which the"
+            " claim does not cover; another sampler expected (uniform, sliding_window, full), or 'assumed'"
+        )
     if formal and formal.adjacency == "add-remove" and (sampler.q is None or sampler.truncated):
         raise checks.UserError(
             f"config.aggregator.adjacency: 'add-remove' given with the sampler {sampled!r}, 'replace-one' expected,"

@@ -42,8 +42,11 @@ def load_data(config: ml_collections.ConfigDict, scratch: Path) -> federated.Fed
 
 
 def check_data(config: ml_collections.ConfigDict, workdir: str | Path) -> tuple[str, ...]:
-    """Only reads and checks the data; the lines to print. Of volumes, what there is to look up (voxels per label, the
-    split) is written into the folder, where there are faults as well."""
+    """Only reads and checks the data, and whether the parts of the run go with them; the lines to print.
+
+    Nothing is compiled. Of volumes, what there is to look up (voxels per label, the split) is written into the folder,
+    where there are faults as well.
+    """
     configuration.validate(config)
     folder = Path(workdir).resolve()
     try:
@@ -53,9 +56,12 @@ def check_data(config: ml_collections.ConfigDict, workdir: str | Path) -> tuple[
         raise
     if loaded.store is not None:
         _keep(folder, loaded.files)
-        rehearse(build(config, loaded))
+    experiment = build(config, loaded)
+    secrecy.ledger(experiment)
+    if loaded.store is not None:
+        rehearse(experiment)
         loaded.store.close()
-    return loaded.summary
+    return (*loaded.summary, *secrecy.lines(experiment))
 
 
 def _keep(folder: Path, files: Mapping[str, str]) -> None:

@@ -79,6 +79,7 @@ def _of_clients(experiment: Experiment) -> dict[str, Any]:
         reasons=mechanism.reasons,
     )
     text = _round_text(config.aggregator.name, mechanism, found, tensors) + _of_replicas(experiment, found)
+    text += _of_secure_sum(experiment, found)
     rows = [{"client": f"{row['what']}, {row['method']}"} | _finite(row) for row in found["rows"]]
     rows = [{k: v for k, v in row.items() if k not in ("what", "method")} for row in rows]
     about = {k: v for k, v in found.items() if k not in ("rows", "epsilon")}
@@ -92,6 +93,24 @@ def _of_clients(experiment: Experiment) -> dict[str, Any]:
         "lines": text.split("\n\n")[:1],
         **about,
     }
+
+
+def _of_secure_sum(experiment: Experiment, found: dict[str, Any]) -> str:
+    """What a simulated secure sum means for the claim."""
+    secure, asked = experiment.parts.secure, experiment.parts.aggregator.mechanism
+    if secure is None or asked is None or found["epsilon"] is None or asked.local:
+        return ""
+    if not secure.hides:
+        return (
+            f"\n\nThe secure sum {secure.name} hides nothing: neighbours and server see single updates without noise,"
+            " and towards them nothing is promised."
+        )
+    more = found["sensitivity"] / asked.sensitivity - 1 if asked.sensitivity else 0.0
+    return (
+        f"\n\nThe messages are summed by {secure.name}: noise comes to the opened sum, so the server must be trusted"
+        f" with that. Rounding by its encoding makes the sensitivity {100 * more:.3g} % larger, which is in the numbers"
+        " above. Who is there, and who is lost, is public; a client is compared with one that is there and sends 0."
+    )
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
@@ -123,6 +142,7 @@ def _round_text(rule: str, mechanism: Mechanism, found: dict[str, Any], tensors:
     )  # fmt: skip
     return text + (
         f"\n\nThe guarantee is about {who}. It does not cover what a simulation sees beside: losses, norms,"
+        " recovered updates of a leak demonstration,"
         " scores of the sites and what they keep at home (of which an external site takes the mean) come without noise."
         " It is of one run; other runs on the same data add up. Random numbers are pseudo-random and follow from the"
         " seed, the config and the data; a deployment must keep its seed secret."

@@ -106,6 +106,7 @@ def _overridden(config: Any, words: Sequence[str]) -> tuple[flags.FlagValues, tu
             configuration.rename(config, room, value)
     for _, path, _ in (m.groups() for m in overrides):
         configuration.check_path(config, path)
+    words = [_quoted(word, config) for word in words]
     values = flags.FlagValues()
     flags.DEFINE_string("workdir", None, "", flag_values=values)
     flags.DEFINE_boolean("check_data", False, "", flag_values=values)
@@ -123,6 +124,14 @@ def _overridden(config: Any, words: Sequence[str]) -> tuple[flags.FlagValues, tu
             given[path] = tuple(part.strip() for part in value[0].split(",") if part.strip())
             config.update_from_flattened_dict({path: given[path]})
     return values, tuple(f"--config.{path}={value}" for path, value in given.items())
+
+
+def _quoted(word: str, config: Any) -> str:
+    """--config.a=1:x,2:y of a tuple as the library reads it, which takes a colon for Python's."""
+    found = re.fullmatch(r"(--?config\.([^=]*)=)([^'\"(\[]*:[^'\"(\[]*)", word)
+    if not found or not isinstance(configuration.flat(config).get(found[2]), tuple):
+        return word
+    return found[1] + repr(tuple(part.strip() for part in found[3].split(",") if part.strip()))
 
 
 def _explained(error: BaseException, config: Any) -> str:

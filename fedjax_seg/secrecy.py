@@ -18,6 +18,7 @@ from fedjax_seg.report.rows import SERVER
 
 SPLIT = "communication"  # of the ledger's rows in the metrics
 NETWORK_COLUMNS = ("site", "rtt_ms", "mbit_s")
+NEIGHBOURS = 12  # of SecAgg+ in comparisons of runs without it
 SHOWN = 400  # entries of an update in the figure of the leak
 
 
@@ -29,6 +30,7 @@ class Ledger(NamedTuple):
       entries: numbers in a message.
       places: clients of a round at most.
       network: links of all sites.
+      sizes: bytes of keys and shares: as measured where real ones are made, else as published.
     """
 
     protocol: str
@@ -36,6 +38,7 @@ class Ledger(NamedTuple):
     entries: int
     places: int
     network: latency.Network
+    sizes: communication.Sizes
 
 
 def ledger(experiment: Experiment) -> Ledger | None:
@@ -46,11 +49,17 @@ def ledger(experiment: Experiment) -> Ledger | None:
         return None
     name = parts.secure.name if parts.secure else config.secure_sum.name
     transport = config.secure_sum.get("transport", "vectors")
-    return Ledger(name, transport, message_entries(experiment), parts.sampler.capacity, links)
+    sizes = communication.SIZES
+    if parts.secure and parts.secure.facts.get("prg", "threefry") != "threefry":
+        from fedjax_seg.privacy import key_agreement  # here: its library is optional
+
+        real = key_agreement.message_sizes()
+        sizes = sizes._replace(public_keys=real["public_keys"], encrypted_shares=real["packet"], share=real["answer"])
+    return Ledger(name, transport, message_entries(experiment), parts.sampler.capacity, links, sizes)
 
 
 def network_of(config: ml_collections.ConfigDict, sites: Sequence[str]) -> latency.Network:
-    """Round trips and bandwidths of all sites: of the config, or of its file where a row names the site."""
+    """Round trips and bandwidths of all sites: of its file, or, where no row names the site, of the config."""
     rtt = np.full(len(sites), config.network.rtt_ms / 1e3)
     rate = np.full(len(sites), config.network.mbit_s * 1e6 / 8)
     if config.network.file:
@@ -61,15 +70,21 @@ def network_of(config: ml_collections.ConfigDict, sites: Sequence[str]) -> laten
             raise checks.UserError(
                 f"{what}: columns {', '.join(table.header)} found, {', '.join(NETWORK_COLUMNS)} expected"
             )
-        for line, cells in table.lines:
+        seen: set[str] = set()
+        for line, cells in table.lines:  # the first fault is told: the file is a few lines of one's own
             try:
                 site, milliseconds, megabits = cells
                 k, values = list(sites).index(site), (float(milliseconds), float(megabits))
+                if not (np.isfinite(values).all() and min(values) > 0):
+                    raise ValueError
             except ValueError:
                 raise checks.UserError(
                     f"{what}, line {line}: {', '.join(cells)} found, a site ({', '.join(sites[:3])}, ...) and two"
-                    " numbers expected"
+                    " numbers above 0 expected"
                 ) from None
+            if site in seen:
+                raise checks.UserError(f"{what}, line {line}: site {site} a second time, one line per site expected")
+            seen.add(site)
             rtt[k], rate[k] = values[0] / 1e3, values[1] * 1e6 / 8
     return latency.site_links(latency.Network(rtt, rate), len(sites))
 
@@ -91,12 +106,13 @@ def rows(made: Ledger, records: Mapping[str, Any], done: np.ndarray, replicas: S
         for i in range(int(done[r])):
             record = jax.tree.map(lambda x, r=r, i=i: x[r, i], records)
             exchange = _exchange(made, record)
-            cost = communication.cost_of(exchange)
+            cost = communication.cost_of(exchange, made.sizes)
             taken = latency.seconds(cost, made.network, record["cohort"]["clients"])
             saturated = int(np.sum(record["clients"].get("saturated", 0)))
             told, trained = record.get("exchange"), record["cohort"]["present"]
             lost = trained & ~record["clients"]["ok"]
-            dropped = int(np.sum(lost | told["before"] | told["after"] if told else lost))
+            gone = told["before"] | told["after"] | told["left_out"] if told else lost
+            dropped = int(np.sum(lost | gone))
             entry = communication.ledger_entry(exchange, cost, taken, dropped=dropped, saturated=saturated)
             place = {"round": int(record["round"]) + 1, "fold": replica.fold, "seed": replica.seed}
             place |= {"site": SERVER, "split": SPLIT}
@@ -122,7 +138,7 @@ def _exchange(made: Ledger, record: Mapping[str, Any]) -> communication.Exchange
         group=told.get("group", nowhere),
         degree=told.get("degree", nowhere),
         failed=bool(record["failed"]),
-        present=present | joined | lost,
+        present=present | joined | lost | told.get("left_out", False),
         place=told.get("place"),
     )
 
@@ -135,14 +151,16 @@ def summary(experiment: Experiment, made: Ledger | None, written: Sequence[Mappi
     names = list(dict.fromkeys(row["metric"] for row in mine))
     totals = {name: float(np.sum([row["value"] for row in mine if row["metric"] == name])) for name in names}
     rounds = max(1, len({(row["round"], row["fold"], row["seed"]) for row in mine}))
-    groups = _groups(secure, made)
-    size = max(2, made.places // groups)
+    groups = min(_groups(secure), max(1, made.places // 2))
     compared = []
     if made.places >= 2:
         # The mean site stands for all in the comparison, whose hospitals are K alike.
         mean = latency.Network(float(made.network.rtt_s.mean()), float(made.network.bandwidth_bytes_s.mean()))
-        neighbours = int(secure.facts.get("neighbours", 12)) if secure else 12
-        compared = cost_comparison.comparison(made.places, made.entries, size, neighbours, mean)
+        sparse = secure is not None and secure.name == "secagg_plus"
+        neighbours = int(secure.facts["neighbours"]) if secure and sparse else NEIGHBOURS
+        compared = cost_comparison.comparison(
+            made.places, made.entries, made.places // groups, neighbours, mean, made.sizes, groups
+        )
     return {
         "protocol": made.protocol,
         "hides": bool(secure.hides) if secure else made.protocol == "assumed",
@@ -156,7 +174,7 @@ def summary(experiment: Experiment, made: Ledger | None, written: Sequence[Mappi
     }
 
 
-def _groups(secure: Any, made: Ledger) -> int:
+def _groups(secure: Any) -> int:
     """Clusters of a full round."""
     return int(secure.facts.get("clusters", 1)) if secure else 1
 
@@ -173,7 +191,9 @@ def leakage(experiment: Experiment, state: Any, plan: Any) -> dict[str, Any]:
     seen = seen_of(experiment, tree.rows(found, 0))
     if not seen.counts.any():
         return {}
-    one = int(np.flatnonzero(seen.counts)[0])
+    parts, one = experiment.parts, int(np.flatnonzero(seen.counts)[0])
+    if any(part.mechanism and part.mechanism.formal for part in (parts.client, parts.aggregator)):
+        return {"rows": attack.run(seen), "picture": None}  # numbers of an update, without noise, belong in no report
     picture = attack.picture(seen, one, count=SHOWN)
     drawn = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in picture.items()}
     return {"rows": attack.run(seen), "picture": drawn}

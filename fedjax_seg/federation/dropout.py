@@ -60,7 +60,7 @@ def make(
 
 def _event(entry: str, sites: Sequence[str], when: str) -> tuple[int, int, bool]:
     """(round from 1, client, whether before the exchange)."""
-    number, _, rest = entry.partition(":")
+    number, _, rest = str(entry).partition(":")
     site, moment = rest, "" if when == "either" else when
     for end in ("before", "after"):
         if rest not in sites and rest.endswith(f":{end}"):

@@ -24,14 +24,15 @@ def check(records: Mapping[str, Any], done: np.ndarray, replicas: Sequence[Any],
             nonfinite, empty, failed, halt = (
                 bool(records[name][r, i]) for name in ("nonfinite", "empty", "failed", "halt")
             )
+            where = f"round {int(records['round'][r, i]) + 1}, {replica.fold}, seed {replica.seed}"
+            yield from _notes(records, r, i, where, sites)
             if not (nonfinite or empty or failed):
                 continue
-            where = f"round {int(records['round'][r, i]) + 1}, {replica.fold}, seed {replica.seed}"
             what, key, cure = "total weight 0 (nobody took part)", "on_empty", "sample more clients"
             if failed:
                 came, met = (int(records["exchange"][name][r, i].sum()) for name in ("arrived", "joined"))
                 what = f"the secure sum was aborted ({came} of {met} uploads came, too few to open it)"
-                cure = "lower config.secure_sum.threshold or config.dropout.probability"
+                cure = "lower config.dropout.probability, or take larger clusters or a lower threshold"
             if nonfinite:
                 cohort = records["cohort"]
                 bad = cohort["present"][r, i] & ~records["clients"]["finite"][r, i]
@@ -44,3 +45,18 @@ def check(records: Mapping[str, Any], done: np.ndarray, replicas: Sequence[Any],
             if halt:
                 raise checks.UserError(f"{where}: {what}; {cure}, or set --config.{key}=skip")
             yield f"{where}: {what}; skipped"
+
+
+def _notes(records: Mapping[str, Any], r: int, i: int, where: str, sites: Sequence[str]) -> Iterator[str]:
+    """What a secure sum left out or cut in one round; the round counts all the same."""
+    clients = records["cohort"]["clients"][r, i]
+    left_out = records.get("exchange", {}).get("left_out")
+    if left_out is not None and left_out[r, i].any():
+        names = ", ".join(sites[c] for c in clients[left_out[r, i]])
+        yield f"{where}: {names} left out: nobody else of its cluster was there, and its sum would be its message"
+    cut = records["clients"].get("saturated")
+    if cut is not None:
+        cut = np.where(records["clients"]["ok"][r, i], cut[r, i], 0)
+        if cut.any():
+            names = ", ".join(f"{sites[c]} {n}" for c, n in zip(clients, cut) if n)
+            yield f"{where}: entries beyond config.secure_sum.clip were cut ({names}); raise it"

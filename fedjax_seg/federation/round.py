@@ -29,7 +29,7 @@ from fedjax_seg.federation import client_axis, server
 from fedjax_seg.federation.dropout import Dropout
 from fedjax_seg.federation.local_batches import BatchesOf
 
-SAMPLER, CLIENTS, AGGREGATOR, INIT, SECRETS, DROPOUT = range(6)  # streams of the run's key
+SAMPLER, CLIENTS, AGGREGATOR, INIT, SECRETS, DROPOUT, WITNESS = range(7)  # streams of the run's key
 SHUFFLE, TRAIN, ENCODE = range(3)  # streams of a client's key
 
 
@@ -67,12 +67,14 @@ class Gathering(NamedTuple):
       drawn: as the sampler says.
       cohort: who trains: drawn, with training cases, and its upload will come.
       dropped: bool [C], (before, after) the exchange of secrets.
+      left_out: bool [C], there, but nobody else of its cluster is: its sum would be its message.
       meeting: of the secure sum, None where there is none.
     """
 
     drawn: Cohort
     cohort: Cohort
     dropped: tuple[Array, Array]
+    left_out: Array
     meeting: Meeting | None
 
 
@@ -98,8 +100,8 @@ def initial_state(parts: Parts, variables: Variables, key: Array, clients: int) 
     )
 
 
-def gather(parts: Parts, state: FederatedState, plan: Plan) -> Gathering:
-    """Draws the cohort of a round, and who of it fails."""
+def gather(parts: Parts, state: FederatedState, plan: Plan, secrets: int = SECRETS) -> Gathering:
+    """Draws the cohort of a round, and who of it fails. secrets: the stream of the secure sum's key."""
     key, round = jax.random.wrap_key_data(state.key), state.round
     memory = parts.sampler.memory
     if memory is None:
@@ -112,9 +114,11 @@ def gather(parts: Parts, state: FederatedState, plan: Plan) -> Gathering:
         fails = parts.dropout(drawn.clients, round, stream(key, DROPOUT, round))
         before, after = (able & failing for failing in fails)
     if parts.secure is None:
-        return Gathering(drawn, Cohort(drawn.clients, able & ~before & ~after), (before, after), None)
-    meeting = parts.secure.meet(Cohort(drawn.clients, able & ~before), ~after, stream(key, SECRETS, parts.salt, round))
-    return Gathering(drawn, Cohort(drawn.clients, meeting.counts), (before, after), meeting)
+        there = able & ~before & ~after
+        return Gathering(drawn, Cohort(drawn.clients, there), (before, after), jnp.zeros_like(able), None)
+    meeting = parts.secure.meet(Cohort(drawn.clients, able & ~before), ~after, stream(key, secrets, parts.salt, round))
+    left_out = able & ~before & ~after & ~meeting.counts
+    return Gathering(drawn, Cohort(drawn.clients, meeting.counts), (before, after), left_out, meeting)
 
 
 def local_round(parts: Parts, state: FederatedState, plan: Plan, meeting: Meeting | None) -> Callable[..., Any]:
@@ -244,7 +248,7 @@ def _exchange(parts: Parts, there: Gathering, ok: Array) -> dict[str, Tree]:
     """What the record tells of dropouts and of a secure sum."""
     if parts.dropout is None and there.meeting is None:
         return {}
-    found = {"before": there.dropped[0], "after": there.dropped[1], "arrived": ok}
+    found = {"before": there.dropped[0], "after": there.dropped[1], "left_out": there.left_out, "arrived": ok}
     if there.meeting is not None:
         met = there.meeting
         degree = jnp.sum(met.links, axis=1, dtype=jnp.int32)

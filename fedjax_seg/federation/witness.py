@@ -27,7 +27,7 @@ def witness(
       noise of theirs; 'model' [D], the server's; 'clients' [C], 'counts' bool [C]; with a secure sum also 'group' [C],
       'joined', and the views 'neighbour', 'colluders', 'server' [C, D] of core.types.SecureSum. D = min(entries, all).
     """
-    there = round.gather(parts, state, plan)
+    there = round.gather(parts, state, plan, round.WITNESS)  # no masks of a round that may still come
     columns = _columns(state.variables["params"], entries)
 
     def encode(update: ClientUpdate, told: Tree, *, variables: Variables, key: Array) -> Tree:

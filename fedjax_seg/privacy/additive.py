@@ -99,11 +99,12 @@ def additive(
 _THREAT = (
     "Semi-honest parties: everybody follows the protocol and is curious about what it receives.",
     "All other members of a cluster together with the server learn the message of the last one; without the server, or"
-    " one member fewer, they learn nothing.",
+    " one member fewer, they learn nothing but what the sum tells.",
     "With two members each learns the other's message from the sum of the two, where it is told.",
     "A hospital that leaves stops its cluster: the exchange is repeated among the rest.",
     "No message is checked: a hospital can send what it likes.",
     "The sum itself still tells about the data; only differential privacy covers that.",
+    "This is one process, which holds the secrets of all hospitals: it shows the protocol and protects nobody.",
 )
 
 

@@ -69,6 +69,7 @@ def chained(
             "A hospital that leaves breaks the chain, which is repeated among the rest.",
             "No message is checked: a hospital can send what it likes.",
             "The sum itself still tells about the data; only differential privacy covers that.",
+            "This is one process, which holds the secrets of all hospitals: it shows the protocol and protects nobody.",
         ],
         "clip": form.clip,
         "frac": form.frac,

@@ -76,6 +76,7 @@ def comparison(
     neighbours: int,
     network: Network | None = None,
     sizes: Sizes = SIZES,
+    clusters: int = 0,
 ) -> list[dict[str, Any]]:
     """What a round in which nobody is lost costs by every protocol.
 
@@ -89,6 +90,7 @@ def comparison(
       neighbours: k of secagg_plus in [1, K - 1], or more, which is everybody.
       network: of the K sites; None = the suppositions of latency.Network.
       sizes: of keys, shares and seeds.
+      clusters: M itself, in [1, K / 2]; 0 = by cluster_size.
 
     Returns: JSON-able rows in the order of ROWS ('clusters' is left out where one cluster is all: it is 'mesh' then):
       key, name, hides (who does not see a single update), bytes (up + peer), ratio (to FedAvg's bytes), messages, hops,
@@ -98,7 +100,8 @@ def comparison(
     checks.number("communication: entries", entries, low=1, integer=True)
     checks.number("communication: cluster_size", cluster_size, low=2, high=places, integer=True)
     checks.number("communication: neighbours", neighbours, low=1, integer=True)
-    network, many, rows = network or Network(), places // cluster_size, []
+    checks.number("communication: clusters", clusters, low=0, high=places // 2, integer=True)
+    network, many, rows = network or Network(), clusters or places // cluster_size, []
     costs = _costs(places, entries, many, neighbours, sizes)
     texts = _texts(places, many, min(neighbours, places - 1))
     plain = costs["none"].bytes_up

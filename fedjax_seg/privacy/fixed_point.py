@@ -61,15 +61,19 @@ def chosen(what: str, clip: float, frac: int | None, places: int) -> Format:
             f"{what}: clip: {clip:g} given for {places} clients, whose sum does not fit into 32 bits; less than"
             f" {2**31 / places - 1:.4g} expected: lower clip"
         )
-    if frac is None:
-        return Format(clip, most)
-    checks.number(f"{what}: frac", frac, low=0, high=MOST_FRAC, integer=True)
-    if frac > most:
+    checks.number(f"{what}: frac", most if frac is None else frac, low=0, high=MOST_FRAC, integer=True)
+    bits = most if frac is None else int(frac)
+    if bits > most:
         raise checks.UserError(
             f"{what}: frac: {frac} bits given with clip {clip:g} and {places} clients, at most {most} expected, because"
             f" {places} (clip 2^frac + 1) must be below 2^31: lower frac to {most}, or clip"
         )
-    return Format(clip, int(frac))
+    if clip * 2.0**bits < 1:
+        raise checks.UserError(
+            f"{what}: clip: {clip:g} given, which is below one step of the encoding (2^-{bits}): nothing but zeros and"
+            " single steps would be sent; raise clip"
+        )
+    return Format(clip, bits)
 
 
 def encode(message: Tree, key: Array, form: Format) -> tuple[Tree, Array]:

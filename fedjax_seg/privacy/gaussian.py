@@ -74,9 +74,8 @@ def rounded(mechanism: Mechanism, step: float, entries: int) -> Mechanism:
         return mechanism
     more = step * math.sqrt(entries) * (2 if mechanism.adjacency == "replace-one" else 1)
     sensitivity = mechanism.sensitivity + more
-    return mechanism._replace(
-        sensitivity=sensitivity, noise_multiplier=mechanism.noise_multiplier * mechanism.sensitivity / sensitivity
-    )
+    z = mechanism.noise_multiplier * mechanism.sensitivity / sensitivity
+    return mechanism_of(mechanism.unit, sensitivity, z, mechanism.adjacency)._replace(per=mechanism.per)
 
 
 def multiplier(what: str, noise_multiplier: float | None, epsilon: float | None, delta: float) -> float:

@@ -32,9 +32,11 @@ def sections(run: Run, figures: Path) -> list[Section]:
         return []
     made = []
     if told.get("rows"):
-        path = leakage_figures.leakage([_exchange(run)], {name_of(run): _cosines(run)}, figures)
-        table = leakage_figures.leakage_table({name_of(run): told["rows"]})
-        made.append(Section("What single hospitals give away", _hiding(told), [table], [(path, _PICTURE)]))
+        table, drawn = leakage_figures.leakage_table({name_of(run): told["rows"]}), []
+        if told["picture"]:
+            path = leakage_figures.leakage([_exchange(run)], {name_of(run): _cosines(run)}, figures)
+            drawn = [(path, _PICTURE)]
+        made.append(Section("What single hospitals give away", _hiding(told), [table], drawn))
     elif told["facts"]:
         made.append(Section("What single hospitals give away", _hiding(told)))
     ledger, drawn, text = ledger_rows(run.rows), [], _losses(told)
@@ -52,7 +54,7 @@ def leakage_of_runs(runs: Sequence[Run], folder: Path, name: str) -> list[tuple[
     """The figure of what leaks under every protocol: pictures of three of them, dots of all."""
     shown: dict[str, Run] = {}
     for run in runs:
-        if (run.summary.get("secrecy") or {}).get("rows"):
+        if (run.summary.get("secrecy") or {}).get("picture"):
             shown.setdefault(run.summary["secrecy"]["protocol"], run)
     if len(shown) < 2:
         return []

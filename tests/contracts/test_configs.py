@@ -187,3 +187,15 @@ def test_free_keys_exist():
             continue
         inside = {"checkpoint": ".keep", "network": ".file"}.get(key, "")
         configuration.check_path(known, key + inside)
+
+
+def test_runs_of_other_noise_have_other_salts():
+    """Rounds may be raised without another salt, but where the noise is computed for their number."""
+    c = configuration.load(ROOT / "configs" / "fedonco_bench.py", "ci,dp_sgd")
+    before = configuration.salt(c, "data")
+    c.rounds += 1
+    assert configuration.salt(c, "data") == before != configuration.salt(c, "other data")
+    c.privacy.target_epsilon = 3.0
+    with_target = configuration.salt(c, "data")
+    c.rounds += 1
+    assert configuration.salt(c, "data") != with_target

@@ -12,6 +12,7 @@ from fedjax_seg import aggregation
 from fedjax_seg.core.checks import UserError
 from fedjax_seg.core.noise import add as add_noise
 from fedjax_seg.core.types import AuditedLowerBound, Cohort, ProvenBound
+from fedjax_seg.privacy import gaussian
 from fedjax_seg.privacy.gaussian import multiplier, privatize
 
 BOUND = ProvenBound(0.5, "zero-out", "client", "by assumption")
@@ -80,3 +81,15 @@ def test_the_multiplier_meets_its_target_exactly():
         found = phi(1 / (2 * z) - epsilon * z) - math.exp(epsilon) * phi(-1 / (2 * z) - epsilon * z)
         assert found == pytest.approx(delta, rel=1e-4)
     assert multiplier("x", 1.25, None, 1e-5) == 1.25
+
+
+def test_rounding_raises_the_sensitivity_and_may_end_the_claim():
+    """Entries off by a step lengthen a message by step sqrt(D): once under zero-out, twice where it is replaced."""
+    one = gaussian.mechanism_of("client", 2.0, 1.5, "zero-out")
+    found = gaussian.rounded(one, 0.01, 400)
+    assert found.sensitivity == pytest.approx(2.2) and found.noise_multiplier == pytest.approx(1.5 * 2 / 2.2)
+    assert found.formal and gaussian.rounded(one._replace(local=True), 0.01, 400).sensitivity == 2.0
+    other = gaussian.mechanism_of("client", 2.0, 1.5, "replace-one")
+    assert gaussian.rounded(other, 0.01, 400).sensitivity == pytest.approx(2.4)
+    weak = gaussian.rounded(gaussian.mechanism_of("client", 1.0, 0.26, "zero-out"), 2.0**-8, 100_000)
+    assert not weak.formal and weak.reasons  # below the noise that may carry a claim

@@ -63,9 +63,34 @@ def test_real_scans_are_not_shown_unless_asked(mode, synthetic, shown):
     assert pictures.allowed(mode, data) is shown
 
 
-def test_cases_without_masks_are_never_shown():
-    arrays = {"x": np.zeros((2, 4, 4, 1)), "y": np.zeros(2)}
+def test_features_are_no_pictures():
+    arrays = {"x": np.zeros((2, 44)), "y": np.zeros(2)}
     assert not pictures.allowed("on", SimpleNamespace(store=None, about={"synthetic": True}, arrays=arrays))
+
+
+def test_classified_tiles_are_shown_in_their_own_colours():
+    """The network's input is standardised; the picture is not."""
+    tiles = np.random.default_rng(0).random((3, SIZE, SIZE, 3))
+    mean, std = np.array([0.7, 0.5, 0.6]), np.array([0.2, 0.3, 0.1])
+    data = SimpleNamespace(
+        store=None,
+        about={"synthetic": True, "normalise": {"mean": mean.tolist(), "std": std.tolist()}},
+        arrays={"x": (tiles - mean) / std, "y": np.array([1, 0, 1])},
+        sites=("north", "south"),
+        classes=("benign", "squamous"),
+        external=(),
+    )
+    assert pictures.allowed("auto", data)
+    plan = SimpleNamespace(
+        train=np.array([[0, 1], [2, 0]]), train_sizes=[2, 1], test=np.zeros((2, 1), int), test_sizes=[0, 0]
+    )
+    shown = pictures.choose(data, plan, {}, None, lambda *unused: {}, "correct")
+    assert [(site, [scan.title for scan in scans_]) for site, scans_ in shown.examples] == [
+        ("north", ["squamous", "benign"]),
+        ("south", ["squamous"]),
+    ]
+    np.testing.assert_allclose(shown.examples[0][1][1].image, tiles[1], atol=1e-12)
+    assert not shown.overlays and not np.any(shown.examples[0][1][0].truth)
 
 
 def coloured(path, colour):
