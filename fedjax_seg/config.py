@@ -149,8 +149,7 @@ def base() -> ml_collections.ConfigDict:
     c.require_gpu = False  # True: fail rather than fall back to the CPU
     c.checkpoint = ml_collections.ConfigDict({"every_rounds": 0, "keep": 1})  # 0 = about every 5 minutes
     c.corruption = ml_collections.ConfigDict({"kind": "none", "site": "", "factor": 1.0})
-    # Clients that fail: 'probability' of each in each round, 'before' or 'after' the exchange of a secure sum (or
-    # 'either'), and a schedule of 'ROUND:SITE' entries (federation/dropout.py)
+    # Clients that fail, by chance or by a schedule of 'ROUND:SITE' entries (federation/dropout.py)
     c.dropout = ml_collections.ConfigDict({"probability": 0.0, "when": "after", "schedule": ()})
     # Between sites, for the latency model of the cost ledger; `file`: a CSV of site,rtt_ms,mbit_s
     c.network = ml_collections.ConfigDict({"rtt_ms": 50.0, "mbit_s": 100.0, "file": ""})

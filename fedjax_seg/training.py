@@ -81,7 +81,7 @@ def train(going: Going, state: FederatedState) -> Trained:
             if looked:
                 found = _look(going, state, plan, reached, last)
                 folder.add_rows(found[0])
-            progress.show(reached, found[0] if looked and found else (), experiment.task.metrics)
+            progress.show(reached, found[0] if looked and found else (), experiment.task)
             asked, every = going.stop(), config.checkpoint.every_rounds
             due = reached % every == 0 if every else time.monotonic() - saved > CHECKPOINT_SECONDS
             if asked or due or last:

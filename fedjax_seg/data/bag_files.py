@@ -58,6 +58,8 @@ def read_bag(path: Path, most: int = 0) -> Bag:
             else f"no such file, nor with {' or '.join(ENDINGS)} at its end"
         )
     if not path.is_file():
+        if path.is_symlink():
+            raise UserError("a link to a file that is not there")
         near = [path.stem + end for end in ENDINGS if path.with_name(path.stem + end).is_file()]
         raise UserError("no such file" + (f"; {near[0]} is there" if near else ""))
     if path.stat().st_size == 0:

@@ -2,8 +2,6 @@
 
 import difflib
 import hashlib
-import posixpath
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +10,7 @@ from fedjax_seg.core.checks import UserError
 from fedjax_seg.data import csv_table
 from fedjax_seg.data.bag_files import ENDINGS
 from fedjax_seg.data.image_cohort import listed
-from fedjax_seg.data.image_table import SPLITS, ImageTable, Row, is_junk
+from fedjax_seg.data.image_table import SPLITS, ImageTable, Row, below_root, is_junk
 from fedjax_seg.data.tcga import barcode
 
 TABLE, PATIENT, SITE = "metadata.csv", "patient", "site"
@@ -38,7 +36,9 @@ class BagTable(NamedTuple):
     coded: bool
 
 
-def read_bag_table(base: Path, table: str, patient_column: str, column: str, per_site: bool) -> BagTable:
+def read_bag_table(
+    base: Path, table: str, patient_column: str, column: str, per_site: bool, may_lack: bool = False
+) -> BagTable:
     """Reads the table, or the folders where there is none.
 
     Args:
@@ -47,6 +47,7 @@ def read_bag_table(base: Path, table: str, patient_column: str, column: str, per
       patient_column: '' = none; PATIENT may be absent, then group or case_id is taken, or TCGA barcodes of the files.
       column: whose cells name the clients, '' = none; SITE may be absent where all files have TCGA barcodes.
       per_site: a patient's id becomes client/patient.
+      may_lack: where neither a column nor barcodes tell the clients, they will be drawn.
 
     Raises: UserError on the whole table; faults of single rows are collected.
     """
@@ -55,7 +56,7 @@ def read_bag_table(base: Path, table: str, patient_column: str, column: str, per
         content, delimiter, header, lines = csv_table.read(path)
         if patient_column == PATIENT:
             patient_column = next((name for name in _ALIKE if name in header), "")
-        optional = column == SITE and SITE not in header
+        optional = column == SITE and not any(name.lower() == SITE for name in header)
         _check_columns(path, header, ("bag", "label", patient_column, "" if optional else column))
         if not lines:
             raise UserError(f"{path}: a header but no row; a row per slide expected")
@@ -76,11 +77,14 @@ def read_bag_table(base: Path, table: str, patient_column: str, column: str, per
     coded = known and SITE not in header
     if coded:
         rows = [r._replace(cells={**r.cells, SITE: code.site}) for r, code in zip(rows, codes) if code]
-    if column and rows and column not in rows[0].cells:
+    lost = bool(column and rows) and column not in rows[0].cells
+    if lost and not may_lack:
         raise UserError(
             f"data.partition: no column {column!r} in {table}, and files are not all named by TCGA barcodes; add it, or"
             " set data.partition='dirichlet'"
         )
+    if lost and per_site:
+        raise UserError(f"data.patients_per_site: needs sites, there is no column {column!r} in {table}")
     if per_site:
         rows = [r._replace(patient=f"{r.cells[column]}/{r.patient}") for r in rows]
     sha = hashlib.sha256(content).hexdigest()
@@ -103,15 +107,19 @@ def _check_columns(path: Path, header: Sequence[str], needed: Sequence[str]) -> 
 def _rows(base: Path, header, lines, patient: str, column: str) -> tuple[list[Row], list[str], list[str]]:
     rows, faults, skipped = list[Row](), list[str](), list[str]()
     for line, values in lines:
-        if len(values) < len(header) or any(values[len(header) :]):
-            faults.append(f"line {line}: {len(values)} cells, {len(header)} in the header; quote cells with separators")
-            continue
         cells: Mapping[str, str] = dict(zip(header, values))
-        name, fault = _below(base, cells["bag"])
+        wide = csv_table.over_lines([cells.get(name, "") for name in ("bag", "label", patient, column, "split")])
+        if len(values) < len(header) or any(values[len(header) :]):
+            count = f"{len(values)} cells, {len(header)} in the header; quote cells with separators"
+            wide = f"{count}, or {wide}" if wide else count
+        if wide:
+            faults.append(f"line {line}: {wide}")
+            continue
+        name, wrong = _below(base, cells["bag"])
         if is_junk(name):
             skipped.append(name)
             continue
-        faults += [f"line {line}: {fault}"] * bool(fault)
+        faults += [f"line {line}: {fault}" for fault in wrong]
         what = name or cells["bag"] or "row without a bag"
         for role, key in (("label", "label"), (patient, patient), (column, column)):
             if key and not cells[key]:
@@ -125,18 +133,12 @@ def _rows(base: Path, header, lines, patient: str, column: str) -> tuple[list[Ro
     return rows, faults, skipped
 
 
-def _below(base: Path, text: str) -> tuple[str, str]:
+def _below(base: Path, text: str) -> tuple[str, list[str]]:
     """The path with '/' and its ending (slide ids of CLAM have none), or '' and what is wrong."""
-    if not text:
-        return "", "no bag; fill the cell in"
-    name = posixpath.normpath(text.replace("\\", "/"))
-    if name.startswith("/") or re.match(r"[A-Za-z]:", name):
-        return "", f"bag {text} is an absolute path; a path relative to the folder of the data expected"
-    if name == ".." or name.startswith("../"):
-        return "", f"bag {text} leads out of the folder of the data"
-    if not name.lower().endswith(ENDINGS):
+    name, faults = below_root(text, "bag", base)
+    if name and not name.lower().endswith(ENDINGS):
         name = next((name + end for end in ENDINGS if (base / (name + end)).is_file()), name)
-    return name, ""
+    return name, faults
 
 
 def _repeats(rows: Sequence[Row]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,8 @@ class ClassFolders(NamedTuple):
 def read_class_folders(base: Path, template: str, columns: Sequence[str]) -> ClassFolders:
     """The rows that a table would have.
 
-    Files that are no images by their names are not read; whole-slide formats are not either.
+    Files that are no images by their names are not read; whole-slide formats are not either. Links to folders elsewhere
+    are followed, those to folders that are read anyway are not.
 
     Args:
       base: the folder.
@@ -36,46 +37,64 @@ def read_class_folders(base: Path, template: str, columns: Sequence[str]) -> Cla
 
     Raises: UserError where there is no image, or the folders are not of one depth.
     """
-    images, slides, folders = _walk(base)
+    images, slides, folders, links = _walk(base)
     depths: dict[int, list[str]] = {}
     for name in images:
         depths.setdefault(name.count("/"), []).append(name)
-    expected = f"<{'>/<'.join(template.split('/'))}>" if template != "auto" else "<class> or <site>/<class>"
+    expected = f"<{'>/<'.join(template.split('/'))}>/*.png"
+    if template == "auto":
+        expected = "<class>/*.png or <site>/<class>/*.png"
     if not images:
         raise checks.UserError(
             f"data.root: no table and no image in folders of {base} (found: {listed(base)}); a metadata.csv, or"
-            f" {expected}/*.png expected{'; cut whole-slide files into tiles first' * slides}"
+            f" {expected} expected{'; cut whole-slide files into tiles first' * slides}"
         )
     if template == "auto":
         template = _BY_DEPTH.get(min(depths), "")
     levels = template.split("/") if template else []
     if set(depths) != {len(levels)}:
         told = "; ".join(f"{len(own)} in {d} folder(s), e.g. {own[0]}" for d, own in sorted(depths.items()))
-        raise checks.UserError(f"data.folders: images of {base}: {told}; all as {expected}/*.png expected")
+        raise checks.UserError(f"data.folders: images of {base}: {told}; all as {expected} expected")
     rows = [_row(name, dict(zip(levels, name.split("/"))), columns) for name in images]
     sha = hashlib.sha256("\n".join(images).encode()).hexdigest()
     table = ImageTable(None, sha, ",", "group" in levels, tuple(rows), (), ())
-    return ClassFolders(table, _missing(rows, levels, folders, columns[0]))
+    return ClassFolders(table, (*_links_told(links), *_missing(rows, levels, folders, columns[0])))
 
 
-def _walk(base: Path) -> tuple[list[str], bool, list[str]]:
-    """Paths of images in folders below base, whether whole-slide files lie there, and the folders."""
+def _walk(base: Path) -> tuple[list[str], bool, list[str], dict[str, str]]:
+    """Paths of images in folders below base, whether whole-slide files lie there, the folders, and links that are not
+    followed, {link: the folder that is read in its place}."""
     images, slides, folders = [], False, []
+    links, outside, root = dict[str, str](), dict[str, str](), os.path.realpath(base)
     for folder, inner, names in os.walk(base, followlinks=True):
         here = os.path.realpath(folder)
-        inner[:] = [d for d in inner if not _above(os.path.realpath(f"{folder}/{d}"), here)]
         below = os.path.relpath(folder, base).replace(os.sep, "/")
         start = "" if below == "." else f"{below}/"
+        for name in sorted(d for d in inner if os.path.islink(f"{folder}/{d}")):
+            real, link = os.path.realpath(f"{folder}/{name}"), start + name
+            if _above(root, real):  # it lies in the tree itself
+                links[link] = os.path.relpath(real, root).replace(os.sep, "/")
+            elif outside.setdefault(real, link) != link:
+                links[link] = outside[real]
+        inner[:] = sorted(
+            d for d in inner if start + d not in links and not _above(os.path.realpath(f"{folder}/{d}"), here)
+        )
         folders += [below] if start and not is_junk(f"{below}/x") else []
         slides |= any(name.lower().endswith(_SLIDES) for name in names)
         if start:
             images += [n for name in names if name.lower().endswith(ENDINGS) and not is_junk(n := start + name)]
-    return sorted(images), slides, folders
+    return sorted(images), slides, folders, links
 
 
 def _above(folder: str, here: str) -> bool:
-    """Whether a link leads back up: to `here` or a folder above it."""
+    """Whether `folder` is `here` or a folder above it, to which a link leads back up."""
     return os.path.commonpath([folder, here]) == folder
+
+
+def _links_told(links: Mapping[str, str]) -> list[str]:
+    told = [f"{link} is a link to {folder if folder != '.' else 'the whole'}" for link, folder in sorted(links.items())]
+    more = f" and {len(told) - 3} more" if len(told) > 3 else ""
+    return [f"WARNING: {', '.join(told[:3])}{more}: not read"] if told else []
 
 
 def _row(name: str, told: dict[str, str], columns: Sequence[str]) -> Row:
@@ -84,7 +103,7 @@ def _row(name: str, told: dict[str, str], columns: Sequence[str]) -> Row:
 
 
 def _missing(rows: Sequence[Row], levels: Sequence[str], folders: Sequence[str], site_column: str) -> tuple[str, ...]:
-    """A line per site that lacks classes of other sites: it may be so, or a folder was forgotten."""
+    """Lines on sites without an image, or without classes of other sites: it may be so, or a folder was forgotten."""
     classes = sorted({r.label for r in rows})
     depth = 1 + levels.index("class")
     empty = {f for f in folders if f.count("/") == depth - 1} - {"/".join(r.image.split("/")[:depth]) for r in rows}
@@ -98,8 +117,13 @@ def _missing(rows: Sequence[Row], levels: Sequence[str], folders: Sequence[str],
             empty -= {f"{site}/{c}" for c in classes}
             if lost:
                 notes.append(f"WARNING: site {site} has no image of class {', '.join(lost)}, which other sites have")
-    if empty:
-        some = sorted(empty)
-        more = ", ..." if len(some) > 3 else ""
-        notes.append(f"WARNING: {len(some)} class folder(s) without an image: {', '.join(some[:3])}{more}")
-    return tuple(notes)
+        bare = {f for f in folders if "/" not in f} - at.keys()
+        empty = {f for f in empty if f.partition("/")[0] not in bare}
+        notes += _without("site", bare)
+    return (*notes, *_without("class", empty))
+
+
+def _without(what: str, folders: Iterable[str]) -> list[str]:
+    some = sorted(folders)
+    more = ", ..." if len(some) > 3 else ""
+    return [f"WARNING: {len(some)} {what} folder(s) without an image: {', '.join(some[:3])}{more}"] if some else []

@@ -2,10 +2,13 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_seg.core import checks
+
+_END = "end of the table"
 
 
 class CsvTable(NamedTuple):
@@ -15,7 +18,7 @@ class CsvTable(NamedTuple):
       content: its bytes.
       delimiter: found in the first line.
       header: the cells of the first line.
-      lines: (line of the file, cells) of every row that is not blank.
+      lines: (its first line of the file, cells) of every row that is not blank.
     """
 
     content: bytes
@@ -34,10 +37,21 @@ def read(path: Path | str) -> CsvTable:
     except UnicodeDecodeError as error:
         raise checks.UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as 'CSV UTF-8'") from None
     delimiter = max(",;\t", key=text.partition("\n")[0].count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+    # a row of our own at the end: where it is not read as one, a quote before it is open
+    reader = csv.reader(io.StringIO(f"{text}\n{_END}", newline=""), delimiter=delimiter, skipinitialspace=True)
+    rows, start = list[tuple[int, list[str]]](), 1
     try:
-        header = [cell.strip() for cell in next(reader, [])]
-        lines = [(reader.line_num, [c.strip() for c in row]) for row in reader if any(c.strip() for c in row)]
+        for cells in reader:
+            rows.append((start, [c.strip() for c in cells]))
+            start = reader.line_num + 1
     except csv.Error as error:
-        raise checks.UserError(f"{path}: line {reader.line_num}: {error}; a CSV table expected") from None
-    return CsvTable(content, delimiter, header, lines)
+        raise checks.UserError(f"{path}: line {start}: {error}; a CSV table expected, is a quote not closed?") from None
+    start, last = rows.pop()
+    if last != [_END]:
+        raise checks.UserError(f"{path}: line {start}: a quote is not closed, all that follows is one cell; close it")
+    return CsvTable(content, delimiter, rows[0][1], [(n, cells) for n, cells in rows[1:] if any(cells)])
+
+
+def over_lines(cells: Sequence[str]) -> str:
+    """What is wrong with a row where a cell runs over several lines, which names and labels do not; '' = nothing."""
+    return "a cell runs over several lines: a quote is not closed" if any("\n" in cell for cell in cells) else ""

@@ -12,6 +12,7 @@ from fedjax_seg.data import image_options as options
 from fedjax_seg.data.federated import FederatedData
 from fedjax_seg.data.image_cases import read_cases
 from fedjax_seg.data.image_clients import Clients, Division
+from fedjax_seg.data.image_faults import collected
 from fedjax_seg.data.image_table import Columns, ImageTable, Row, read_image_table, torn
 from fedjax_seg.data.raster import Look
 from fedjax_seg.data.stain import draw, shift
@@ -133,18 +134,19 @@ def histopathology(
     cases = read_cases(base, rows, look, (), False)
     labels, y, faults = image_labels.numbered(rows, classes)
     faults += image_labels.twins(rows, site if sited else "", classes)
-    if len(labels) < 2:
+    if len(labels) < 2 and rows and all(r.label for r in rows):  # an empty cell is a fault of its own
         faults.append(f"one class only ({', '.join(labels)}); at least two expected")
     faults = [*found.faults, *torn(groups.rows, "group"), *cases.faults, *faults]
     faults += image_clients.divided(rows, division)
     if faults:
-        raise checks.DataFaults(f"data.histopathology: {base}", faults)
+        raise collected(f"data.histopathology: {base}", faults)
     assigned, roles = image_clients.divide(rows, y, None, division)
     shifts = _shifted(cases.x, assigned, stain, seed)
     scale = SCALES[normalise]
     np.subtract(cases.x, np.array(scale.mean, np.float32), out=cases.x)
     np.divide(cases.x, np.array(scale.std, np.float32), out=cases.x)
-    text = f"{options.input_text(look, masks=False)}; stain shift per client: {stain:g}"
+    read = options.input_text(look, masks=False, zooms=[one.zoom for one in cases.seen if one])
+    text = f"{read}; stain shift per client: {stain:g}"
     about = {
         "name": "histopathology",
         **image_cohort.origin(base),
@@ -201,7 +203,7 @@ def _rows(
             "partition": "data.partition" if by_column else "data.site_column",
         },
     )
-    return read_image_table(path, columns), bool(names.site) and names.site in header, ()
+    return read_image_table(path, columns, base), bool(names.site) and names.site in header, ()
 
 
 def _column(partition: str, rows: Sequence[Row], site: str, sited: bool) -> str:

@@ -67,14 +67,14 @@ def read_cases(root: Path, rows: Sequence[Row], look: raster.Look, mask_values: 
             image = raster.decode(root / row.image)
             pixels = raster.to_unit(image, look)
         except UserError as error:
-            faults.append(f"{place(row.image, row)}: {error}{_near(root / row.image, error, listings)}")
+            faults.append(f"{place(row.image, row)}: {_told(root / row.image, error, listings)}")
         if masks:
             try:
                 mask = raster.labels(raster.decode_mask(root / row.mask), mask_values)
                 if image is not None and mask.shape != image.pixels.shape[:2]:
                     raise UserError(f"the mask is {_by(mask.shape)}, its image {row.image} {_by(image.pixels.shape)}")
             except UserError as error:
-                faults.append(f"{place(row.mask, row)}: {error}{_near(root / row.mask, error, listings)}")
+                faults.append(f"{place(row.mask, row)}: {_told(root / row.mask, error, listings)}")
         if faults or image is None:
             return None, faults
         fitted, labels, zoom = raster.fit(pixels, mask, look)
@@ -99,15 +99,17 @@ def _by(shape: Sequence[int]) -> str:
     return f"{shape[0]}x{shape[1]}"
 
 
-def _near(path: Path, error: UserError, listings: dict[Path, dict[str, str]]) -> str:
-    """For a missing file: a file there of the same name in other case or of another type."""
+def _told(path: Path, error: UserError, listings: dict[Path, dict[str, str]]) -> str:
+    """The error; for a missing file also one there of the same name in other case or of another type."""
     if str(error) != "no such file":
-        return ""
+        return str(error)
+    if path.is_symlink():
+        return "a link to a file that is not there"
     if path.parent not in listings:
         there = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
         listings[path.parent] = {name.lower().rpartition(".")[0]: name for name in there}
     near = listings[path.parent].get(path.name.lower().rpartition(".")[0], "")
-    return f"; {near} is there" if near else ""
+    return f"{error}; {near} is there" if near else str(error)
 
 
 def unnamed_files(root: Path, table: Path | None, rows: Sequence[Row]) -> tuple[list[str], int]:

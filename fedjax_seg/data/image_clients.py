@@ -61,13 +61,35 @@ def chosen(rows: Sequence[Row], division: Division) -> tuple[Row, ...]:
 
 
 def divided(rows: Sequence[Row], division: Division) -> list[str]:
-    """Faults: patients of two sites: one person in two hospitals, or two persons of one number?"""
+    """Faults of the clients that a column names: units of two of them, and clients of too few units for their parts.
+
+    One person in two hospitals, or two persons of one number? Empty cells are faults of their own.
+    """
     at: dict[str, dict[str, None]] = {}
     for r in rows if division.column else ():
-        if r.patient and r.cells[division.column]:  # an empty cell is a fault of its own
+        if r.patient and r.cells[division.column]:
             at.setdefault(r.patient, {})[r.cells[division.column]] = None
     cure = f"one client per {division.unit} expected; set {division.per_site} if ids start again at every site"
-    return [f"{division.unit} {p}: at {' and '.join(own)}; {cure}" for p, own in at.items() if len(own) > 1]
+    faults = [f"{division.unit} {p}: at {' and '.join(own)}; {cure}" for p, own in at.items() if len(own) > 1]
+    return faults + _too_small(rows, division)
+
+
+def _too_small(rows: Sequence[Row], division: Division) -> list[str]:
+    need = parting.needed(division.test_share, division.aside_share)
+    own: dict[str, list[Row]] = {}
+    for r in rows if division.column else ():
+        own.setdefault(r.cells[division.column], []).append(r)
+    parts = "training" + ", test" * (division.test_share > 0) + ", aside" * (division.aside_share > 0)
+    faults = []
+    for name in parting.by_value([name for name in own if name and name not in division.external])[0]:
+        units = {r.patient for r in own[name]}
+        told = any(r.split for r in own[name]) or "" in units  # nothing is drawn, or the empty cell is the fault
+        if not told and division.min_site_size <= len(units) < need:
+            faults.append(
+                f"client {name}: {len(units)} {division.unit}(s), {need} needed for {parts};"
+                f" set data.min_site_size={need} to drop such clients"
+            )
+    return faults
 
 
 def divide(
@@ -82,7 +104,7 @@ def divide(
 
     Returns: the clients in client order (`of` is -1 for cases of dropped ones), and N of 'train', 'test', 'aside',
       'unused'.
-    Raises: UserError where a client would be too small; DataFaults naming all clients that cannot be split.
+    Raises: UserError where a client would be too small. Those that a column names are checked by `divided` before.
     """
     assigned = _ordered(_assigned(rows, y, lesion, division), rows, division)
     return assigned, _roles(rows, assigned, division)
@@ -138,9 +160,7 @@ def _ordered(own: Clients, rows: Sequence[Row], division: Division) -> Clients:
 
 
 def _roles(rows: Sequence[Row], assigned: Clients, division: Division) -> tuple[str, ...]:
-    test_share, aside_share = division.test_share, division.aside_share
-    need = parting.needed(test_share, aside_share)
-    faults: list[str] = []
+    shares = {"test_share": division.test_share, "aside_share": division.aside_share}
     role: dict[str, str] = {}
     for k, name in enumerate(assigned.names):
         own = [r for r, client in zip(rows, assigned.of) if client == k]
@@ -149,14 +169,5 @@ def _roles(rows: Sequence[Row], assigned: Clients, division: Division) -> tuple[
             role |= dict.fromkeys(patients, parting.TEST)
             continue
         given = {r.patient: r.split for r in own if r.split}
-        if not given and len(patients) < need:
-            parts = "training" + ", test" * (test_share > 0) + ", aside" * (aside_share > 0)
-            faults.append(
-                f"client {name}: {len(patients)} {division.unit}(s), {need} needed for {parts};"
-                f" set data.min_site_size={need} to drop such clients"
-            )
-        shares = {"test_share": test_share, "aside_share": aside_share}
         role |= parting.roles(patients, given, **shares, seed=division.seed, site=name)
-    if faults:
-        raise checks.DataFaults(f"data.{division.maker}: split by {division.unit}", faults)
     return tuple(role.get(r.patient, parting.UNUSED) for r in rows)

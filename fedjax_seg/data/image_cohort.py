@@ -94,6 +94,7 @@ def assemble(
         part: tuple(np.flatnonzero((of == k) & (role == part)).astype(np.int32) for k in range(len(assigned.names)))
         for part in (parting.TRAIN, parting.TEST)
     }
+    notes = (*reporting.contradictions(cohort), *notes)
     extra, junk = unnamed_files(base, found.path, found.rows)
     about = {
         **about,

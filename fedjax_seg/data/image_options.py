@@ -85,9 +85,11 @@ def _check_length(what: str, value: Any, lengths: Sequence[int], form: str) -> N
         raise checks.UserError(f"{what}: {value!r} given, {form} expected")
 
 
-def input_text(look: Look, masks: bool = True) -> str:
-    """How stored values became inputs, in one line."""
-    filters = f"images {look.resize}, masks {look.mask_resize}" if masks else look.resize
+def input_text(look: Look, masks: bool = True, zooms: Sequence[tuple[float, float]] = ()) -> str:
+    """How stored values became inputs, in one line; zooms: of the images, see raster.fit."""
+    smaller = sum(min(zoom) < 1 for zoom in zooms) if look.resize == "area" else 0
+    resize = look.resize + f", bilinear for the {smaller} that were smaller" * (smaller > 0)
+    filters = f"images {resize}, masks {look.mask_resize}" if masks else resize
     size = f"{look.size[0]}x{look.size[1]}"
     how = {
         "resize": f"scaled to {size} ({filters})",

@@ -86,6 +86,20 @@ def copied(cohort: Cohort) -> dict[str, int]:
     return {name: found[name] for name in ("images", "across_patients", "across_clients", "test", "aside")}
 
 
+def contradictions(cohort: Cohort) -> list[str]:
+    """A warning where a picture has several labels; none for masks."""
+    first: dict[str, int] = {}
+    found: dict[str, tuple[int, int]] = {}
+    for n, one in enumerate(cohort.seen if not _masks(cohort) else ()):
+        other = first.setdefault(one.sha256, n)
+        if cohort.y[other] != cohort.y[n]:
+            found.setdefault(one.sha256, (other, n))
+    if not found:
+        return []
+    a, b = (f"{cohort.rows[n].image} ({cohort.classes[cohort.y[n]]})" for n in next(iter(found.values())))
+    return [f"WARNING: {len(found)} pictures have different labels, e.g. {a} and {b}"]
+
+
 def files(cohort: Cohort) -> dict[str, str]:
     """cohort.csv: every case with its client, patient, role, and label or lesion pixels as stored and as used."""
     text = io.StringIO()

@@ -69,7 +69,7 @@ class Columns(NamedTuple):
       partition: '' = none.
       patients_per_site: a patient's id is the partition's cell and the patient's cell together.
       label: name of the column of labels.
-      default: see patient.
+      default: see patient; also what messages call one.
       alike: words that tell that another column is the missing one of patients.
       options: {'target', 'patient', 'partition'}: the options that name these columns, for messages.
     """
@@ -90,6 +90,11 @@ class Columns(NamedTuple):
         """The column of what is learned."""
         return "mask" if self.target == "mask" else self.label
 
+    @property
+    def read(self) -> tuple[str, ...]:
+        """All that is read of a row."""
+        return ("image", self.aim, self.patient, self.partition, "split", "spacing")
+
 
 def place(name: str, row: Row) -> str:
     """A file name with the line that names it."""
@@ -102,8 +107,11 @@ def is_junk(path: str) -> bool:
     return name in _JUNK_NAMES or name.startswith("._") or any(f in _JUNK_FOLDERS for f in folders)
 
 
-def read_image_table(path: Path, columns: Columns) -> ImageTable:
+def read_image_table(path: Path, columns: Columns, base: Path) -> ImageTable:
     """Reads the table: comma, semicolon or tab separated, with or without a byte-order mark or spaces around cells.
+
+    Args:
+      base: the folder of the data; absolute paths below it are as good as relative ones.
 
     Raises: UserError where it is unreadable, no table, or lacks a column; faults of single rows are collected.
     """
@@ -116,12 +124,15 @@ def read_image_table(path: Path, columns: Columns) -> ImageTable:
         raise checks.UserError(f"{path}: a header but no row; a row per image expected")
     rows, faults, skipped = [], [], []
     for line, cells in lines:
+        named = dict(zip(header, cells))
+        wide = csv_table.over_lines([named.get(name, "") for name in columns.read])
         if len(cells) < len(header) or any(cells[len(header) :]):
-            faults.append(
-                f"line {line}: {len(cells)} cells, {len(header)} in the header; quote cells with {delimiter!r}"
-            )
+            count = f"{len(cells)} cells, {len(header)} in the header; quote cells with {delimiter!r}"
+            wide = f"{count}, or {wide}" if wide else count
+        if wide:
+            faults.append(f"line {line}: {wide}")
             continue
-        row, wrong = _row(line, dict(zip(header, cells)), columns)
+        row, wrong = _row(line, named, columns, base)
         if is_junk(row.image):
             skipped.append(row.image)
             continue
@@ -149,18 +160,18 @@ def _check_columns(path: Path, header: Sequence[str], columns: Columns) -> None:
         raise checks.UserError(f"{path}: no column {name!r}, columns found: {', '.join(header) or 'none'}{hint}")
 
 
-def _row(line: int, cells: Mapping[str, str], columns: Columns) -> tuple[Row, list[str]]:
+def _row(line: int, cells: Mapping[str, str], columns: Columns, base: Path) -> tuple[Row, list[str]]:
     faults = []
-    image, fault = _below_root(cells["image"], "image")
+    image, fault = below_root(cells["image"], "image", base)
     faults += fault
     name_of_row = image or cells["image"] or "row without an image"
     mask = ""
     if columns.target == "mask":
-        mask, fault = _below_root(cells["mask"], "mask")
+        mask, fault = below_root(cells["mask"], "mask", base)
         faults += fault
     elif not cells[columns.label]:
         faults.append(f"{name_of_row}: no label; fill the cell in")
-    for role, name in (("patient", columns.patient), ("client", columns.partition)):
+    for role, name in ((columns.default, columns.patient), ("client", columns.partition)):
         if name and not cells[name]:
             faults.append(f"{name_of_row}: no {name}; fill the cell in, it names the {role}")
     split = cells.get("split", "").lower()
@@ -175,11 +186,13 @@ def _row(line: int, cells: Mapping[str, str], columns: Columns) -> tuple[Row, li
     return Row(line, image, mask, label, patient, split, spacing, cells), faults
 
 
-def _below_root(text: str, what: str) -> tuple[str, list[str]]:
-    """The path in one spelling ('/' between folders, no '.' or '..'); or '' and what is wrong with it."""
+def below_root(text: str, what: str, base: Path) -> tuple[str, list[str]]:
+    """The path below base in one spelling ('/' between folders, no '.' or '..'); or '' and what is wrong with it."""
     if not text:
         return "", [f"no {what}; fill the cell in"]
     path = posixpath.normpath(text.replace("\\", "/"))
+    for start in (base.absolute(), base.resolve()):
+        path = path.removeprefix(posixpath.normpath(start.as_posix()).rstrip("/") + "/")
     if path.startswith("/") or re.match(r"[A-Za-z]:", path):
         return "", [f"{what} {text} is an absolute path; a path relative to the folder of the data expected"]
     if path == ".." or path.startswith("../"):
@@ -211,10 +224,10 @@ def _repeats(rows: Sequence[Row]) -> list[str]:
 
 
 def torn(rows: Sequence[Row], unit: str = "patient") -> list[str]:
-    """Faults: patients that the split column puts on two sides."""
+    """Faults: patients that the split column puts on two sides; words that are no split are faults of their own."""
     first: dict[str, Row] = {}
     faults = []
-    for row in (r for r in rows if r.split and r.patient):
+    for row in (r for r in rows if r.split in SPLITS and r.patient):
         earlier = first.setdefault(row.patient, row)
         if earlier.split != row.split:
             faults.append(

@@ -11,6 +11,7 @@ from fedjax_seg.data import image_report as reporting
 from fedjax_seg.data.federated import FederatedData
 from fedjax_seg.data.image_cases import read_cases
 from fedjax_seg.data.image_clients import Division
+from fedjax_seg.data.image_faults import collected
 from fedjax_seg.data.image_table import Columns, read_image_table, torn
 from fedjax_seg.data.raster import Look
 
@@ -108,7 +109,7 @@ def images2d(
         raise checks.UserError(f"data.table: no {table} in {base} (found: {there}); {_LAYOUT} expected")
     if patients_per_site and not column:
         raise checks.UserError("data.patients_per_site: needs data.partition='site' or 'column:NAME'")
-    found = read_image_table(path, Columns(target, patient_column, column, patients_per_site))
+    found = read_image_table(path, Columns(target, patient_column, column, patients_per_site), base)
     rows = tuple(r._replace(split=val if r.split == "val" else r.split) for r in found.rows)
     rows = image_clients.chosen(rows, division)
     if not rows and not found.faults:
@@ -120,14 +121,14 @@ def images2d(
         faults += image_labels.twins(rows, column, classes)
     faults = [*found.faults, *torn(found.rows), *cases.faults, *faults, *image_clients.divided(rows, division)]
     if faults:
-        raise checks.DataFaults(f"data.images2d: {base}", faults)
+        raise collected(f"data.images2d: {base}", faults)
     lesion = np.array([one.lesion for one in cases.seen if one is not None]) if masks else None
     assigned, roles = image_clients.divide(rows, y, lesion, division)
     about = {
         "name": "images2d",
         **image_cohort.origin(base),
         "target": target,
-        "input": options.input_text(look),
+        "input": options.input_text(look, zooms=[one.zoom for one in cases.seen if one]),
         "windowed": bool(window),
         "partition": options.partition_text(division),
         "split_rule": options.split_text(sum(bool(r.split) for r in rows), len(rows), division, val),

@@ -13,6 +13,7 @@ from fedjax_seg.data.bag_table import LAYOUT, PATIENT, SITE, TABLE, BagTable, re
 from fedjax_seg.data.federated import FederatedData
 from fedjax_seg.data.image_cases import Cases
 from fedjax_seg.data.image_clients import Division
+from fedjax_seg.data.image_faults import collected
 from fedjax_seg.data.image_table import Row, torn
 
 NO_PATIENTS = "none named: every slide counts as a patient of its own"
@@ -20,7 +21,7 @@ _WARNING = (
     "WARNING: NO PATIENTS. No column patient or group: slides of one person may be in training and test, and scores too"
     " good; add it (data.patient_column)"
 )
-_PARTITIONS = ("site", "column:NAME", *options.DRAWN)
+_PARTITIONS = ("auto", "site", "column:NAME", *options.DRAWN)
 
 
 def slide_bags(
@@ -60,8 +61,8 @@ def slide_bags(
       classes: names of the labels in the order of their numbers; () = sorted.
       patient_column: '' = there are none: every slide is a patient of its own, with a warning.
       patients_per_site: patient ids start again at every site: the id becomes site/patient.
-      partition: 'site'; 'column:NAME'; 'dirichlet' (skew of labels), 'quantity' (skew of sizes) or 'iid'. No patient is
-        divided.
+      partition: 'site'; 'auto' = 'site' where a column or barcodes tell sites, else 'dirichlet'; 'column:NAME';
+        'dirichlet' (skew of labels), 'quantity' (skew of sizes) or 'iid'. No patient is divided.
       clients, alpha, sites, external, min_site_size, test_share, aside_share, val, seed: see `images2d`.
 
     Returns: x float32 [N, n, d], bags padded with zeros at the end; 'instances' int32 [N], how many rows of each are
@@ -69,7 +70,8 @@ def slide_bags(
     Raises: UserError on an option, the table or the memory; DataFaults with all the faults of rows and files.
     """
     drawn = partition in options.DRAWN
-    column = "" if drawn else SITE if partition == "site" else partition.removeprefix("column:")
+    auto = partition == "auto"
+    column = "" if drawn else SITE if auto or partition == "site" else partition.removeprefix("column:")
     division = Division(
         *("slide_bags", column, partition, clients, alpha, tuple(sites), tuple(external), min_site_size),
         *(test_share, aside_share, seed),
@@ -79,7 +81,9 @@ def slide_bags(
     base = image_cohort.folder(root, LAYOUT)
     if patients_per_site and not column:
         raise checks.UserError("data.patients_per_site: needs data.partition='site' or 'column:NAME'")
-    told = read_bag_table(base, table, patient_column, column, patients_per_site)
+    told = read_bag_table(base, table, patient_column, column, patients_per_site, auto)
+    if auto and not told.sited:
+        column, division = "", division._replace(column="", rule="dirichlet")
     found = told.table
     rows = tuple(r._replace(split=val if r.split == "val" else r.split) for r in found.rows)
     rows = image_clients.chosen(rows, division)
@@ -88,10 +92,9 @@ def slide_bags(
     bags = bag_files.read_bags(base, rows, most_instances, memory_gb)
     names, y, faults = image_labels.numbered(rows, classes)
     faults += image_labels.twins(rows, SITE if told.sited else "", classes)
-    clients_faults = image_clients.divided(rows, division)
-    faults = [*found.faults, *torn(found.rows), *bags.faults, *faults, *clients_faults]
+    faults = [*found.faults, *torn(found.rows), *bags.faults, *faults, *image_clients.divided(rows, division)]
     if faults:
-        raise checks.DataFaults(f"data.slide_bags: {base}", faults)
+        raise collected(f"data.slide_bags: {base}", faults)
     assigned, roles = image_clients.divide(rows, y, None, division)
     facts = _facts(bags, most_instances)
     by_code = " (tissue source sites of TCGA barcodes)" * (told.coded and column == SITE)
@@ -152,10 +155,11 @@ def _as_bags(data: FederatedData, rows: Sequence[Row], instances: np.ndarray) ->
     own = np.array([of[name] for name in data.case_ids], np.int32)
     header, _, body = data.files["cohort.csv"].partition("\n")
     header = header.replace("image,", "bag,").replace(",rows,columns,", ",instances_stored,features,")
-    words = [line.replace("pictures", "bags").replace("images", "bags") for line in data.summary]
+    in_words = lambda lines: [line.replace("pictures", "bags").replace("images", "bags") for line in lines]
     return dataclasses.replace(
         data,
         arrays={**data.arrays, "instances": own},
         files={**data.files, "cohort.csv": f"{header}\n{body}"},
-        summary=tuple(words),
+        summary=tuple(in_words(data.summary)),
+        about={**data.about, "warnings": in_words(data.about["warnings"])},
     )

@@ -56,17 +56,18 @@ def tfds_images(
         the slide or patient, never divided. '' = every image is a patient of its own, with a loud warning.
       most: cases of each split, drawn evenly by class; 0 = all.
       memory_gb: GiB that the images may take as float32.
-      partition: 'dirichlet' (skew of labels), 'quantity' (skew of sizes) or 'iid'.
+      partition: 'dirichlet' (skew of labels; 'auto' is the same), 'quantity' (skew of sizes) or 'iid'.
       clients, alpha, test_share, aside_share, seed: see `images2d`; the seed also draws the cases of `most`.
 
     Returns: x float32 [N, H, W, C], standardised; y int32 [N]; one split, 'split0'.
     Raises: UserError on an option, or that tells what to prepare where.
     """
+    checks.one_of("data.partition", partition, ("auto", *options.DRAWN))
+    partition = "dirichlet" if partition == "auto" else partition
     division = Division(
         *("tfds_images", "", partition, clients, alpha, (), tuple(external), 0, test_share, aside_share, seed),
         *("group" if group_pattern else "patient",),
     )
-    checks.one_of("data.partition", partition, options.DRAWN)
     options.check_division(division, partition, options.DRAWN, "unused")
     pattern = _check(size, channels, normalise, group_pattern, most, memory_gb, splits, external)
     folder = prepared_tfds.located(dataset, data_dir)
@@ -78,7 +79,7 @@ def tfds_images(
     cases = _read(builder, parts, look, not size)
     y = np.concatenate([part.labels for part in parts])
     assigned, roles = _divided(rows, y, parts, division)
-    scale = SCALES[normalise]
+    scale, read = SCALES[normalise], options.input_text(look, False, [one.zoom for one in cases.seen if one])
     if normalise != "none":
         np.subtract(cases.x, np.array(scale.mean, np.float32), out=cases.x)
         np.divide(cases.x, np.array(scale.std, np.float32), out=cases.x)
@@ -88,7 +89,7 @@ def tfds_images(
         "generator_facts": {"splits": {part.split: part.stored for part in parts}},
         "synthetic": False,
         "target": "label",
-        "input": f"{options.input_text(look, masks=False)}; normalise: {normalise} ({scale.source})",
+        "input": f"{read}; normalise: {normalise} ({scale.source})",
         "normalise": {"name": normalise, "mean": list(scale.mean), "std": list(scale.std), "source": scale.source},
         "partition": options.partition_text(division),
         "split_rule": options.split_text(0, len(rows), division, "unused"),

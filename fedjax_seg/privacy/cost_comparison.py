@@ -93,8 +93,8 @@ def comparison(
       clusters: M itself, in [1, K / 2]; 0 = by cluster_size.
 
     Returns: JSON-able rows in the order of ROWS ('clusters' is left out where one cluster is all: it is 'mesh' then):
-      key, name, hides (who does not see a single update), bytes (up + peer), ratio (to FedAvg's bytes), messages, hops,
-      seconds, bytes_up, bytes_peer, bytes_down, computed (True where nothing of it can be run here), source.
+      key, name, hides (who does not see a single update), bytes (up + peer), ratio (to the bytes of 'none'), messages,
+      hops, seconds, bytes_up, bytes_peer, bytes_down, computed (True where nothing of it can be run here), source.
     """
     checks.number("communication: places", places, low=2, integer=True)
     checks.number("communication: entries", entries, low=1, integer=True)
@@ -138,11 +138,13 @@ def _texts(places: int, many: int, neighbours: int) -> dict[str, tuple[str, str]
     where = "to everybody" if many == 1 else f"in clusters of {small}" + (f" or {large}" if large > small else "")
     single, sums = "server and any one neighbour", "" if many == 1 else " (the server sees sums of clusters)"
     threshold = "server and neighbours, below a threshold of colluders"
+    if places == 2:  # in clusters of two of a larger round nobody but the server gets the sum of the two
+        single = threshold = "server only: two learn each other's from the sum"
     return {
-        "none": ("FedAvg, no secure sum", "nobody"),
+        "none": ("no secure sum", "nobody"),
         "chained": ("chain through all hospitals", single),
-        "mesh": ("shares to everybody", f"{single}; with scalar shares: nobody"),
-        "clusters": (f"shares {where}", f"{single}{sums}; with scalar shares: nobody"),
+        "mesh": ("shares to everybody", f"{single}; with scalar portions: nobody"),
+        "clusters": (f"shares {where}", f"{single}{sums}; with scalar portions: nobody"),
         "seeds": (f"shares {where}, as seeds", f"{single}{sums}"),
         "secagg": ("SecAgg", threshold),
         "secagg_plus": (f"SecAgg+, {neighbours} neighbours", threshold),

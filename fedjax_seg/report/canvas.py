@@ -30,6 +30,11 @@ def style(index: int) -> dict[str, Any]:
     }
 
 
+def short(name: str, most: int = 18) -> str:
+    """A name of so many letters at most, its middle left out: what tells sites apart is often at the end."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
+
+
 def figure(width: float, height: float) -> Figure:
     """An empty figure, in inches."""
     chart = Figure(figsize=(width, height), dpi=DPI, layout="constrained")

@@ -12,7 +12,11 @@ INTERVAL_KEYS = ("site", "metric", "value", "low", "high", "n", "patients", "res
 
 
 def interval_table(
-    rows: Iterable[Mapping[str, Any]], metrics: Sequence[str], external: Collection[str] = (), resamples: int = 1000
+    rows: Iterable[Mapping[str, Any]],
+    metrics: Sequence[str],
+    external: Collection[str] = (),
+    resamples: int = 1000,
+    alone: tuple[str, str] | None = None,
 ) -> Table:
     """Sites by metric, '.912 [.88-.94]', then how many patients and cases a site tests on.
 
@@ -21,6 +25,8 @@ def interval_table(
       metrics: the columns; a metric that a site has no row of prints as '-'.
       external: sites that did not train; marked.
       resamples: how many were drawn; where a metric was defined in fewer of them the cell says in how many.
+      alone: where nothing tells which cases belong together: what a case is, and what it is a part of, such as
+        ('tile', 'slide'). There is one column of counts then, and the caption says that the intervals are too narrow.
 
     Raises: UserError where a site has two rows of a metric.
     """
@@ -36,17 +42,23 @@ def interval_table(
     cells = []
     for of_site in found.values():
         line = [_cell(of_site.get(metric), resamples) for metric in metrics]
-        for what in ("patients", "n"):
+        for what in ("n",) if alone else ("patients", "n"):
             most = max(row[what] for row in of_site.values())
             line.append(Cell(most, text=str(most)))
         cells.append(tuple(line))
     named = {site: SUMMARIES.get(site, f"{site} (external)" if site in external else site) for site in found}
-    columns = tuple(("", name) for name in (*metrics, "patients", "cases"))
+    one, whole = alone or ("patient", "")
+    columns = tuple(("", name) for name in (*metrics, f"{one}s", *(() if alone else ("cases",))))
+    drawn = f"single {one}s" if alone else "patients with all of their cases"
+    narrow = (
+        f" THE INTERVALS ARE TOO NARROW: nothing tells which {one}s are of one {whole}, and {one}s of one {whole} are"
+        " not independent."
+    )
     caption = (
-        f"Value and 95 % interval: percentiles over {resamples} bootstrap resamples, in which patients with all of"
-        " their cases are drawn with replacement. It tells how much the choice of test patients decides, not how much"
+        f"Value and 95 % interval: percentiles over {resamples} bootstrap resamples, in which {drawn} are drawn with"
+        f" replacement.{narrow if alone else ''} It tells how much the choice of test {one}s decides, not how much"
         " another training run would change. Where a metric is not defined in some resamples (one class only), their"
-        " number is in brackets; one patient has no interval."
+        f" number is in brackets; one {one} has no interval."
     )
     return Table(caption, "Site", columns, tuple(named.values()), tuple(cells), ("",) * len(columns))
 

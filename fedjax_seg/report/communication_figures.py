@@ -10,9 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from fedjax_seg.core import checks
 from fedjax_seg.report import canvas
-from fedjax_seg.report.communication_table import label, size_text, time_text
+from fedjax_seg.report.communication_table import label, size_text, time_text, told_of
 
 OWN, OTHER, COMPUTED = canvas.COLOURS[4], "#6b6b6b", canvas.COLOURS[5]
 _BANDS = "#f3f3f3"
@@ -25,29 +24,31 @@ def protocol_costs(
     name: str = "communication",
     own: str = "",
     title: str = "",
+    protocol: str = "",
 ) -> Path:
-    """Bytes of a round against steps in a row, a point per protocol; and seconds of a round, a bar each.
+    """Bytes of a round against steps in a row, a point per protocol; and seconds of a round, a point each.
 
-    The names stand between the two panels, from most bytes to least; a line leads to the point, the bar is beside.
+    The names stand between the two panels, from most bytes to least; a line leads to the one point, the other is
+    beside. The axis of seconds is logarithmic and has no zero, so nothing is drawn whose length would mean something.
 
     Args:
       rows: of privacy.cost_comparison.comparison.
       own: key of the run's own protocol, which is drawn large and in blue; '' = none.
       title: e.g. '33 hospitals, 1.2 million numbers each'.
+      protocol: of the run; its row gets the words of it (communication_table.told_of).
 
     Returns: the path of the PNG; beside it a CSV of the rows. Raises: UserError for an own key not among the rows.
     """
-    if own:
-        checks.one_of("communication: own", own, [row["key"] for row in rows])
+    rows = told_of(rows, own, protocol)
     # From the bottom up. Of those that send nearly the same the leftmost is on top, so that the lines do not cross.
     least, most = (take(math.log(row["bytes"]) for row in rows) for take in (min, max))
     level = lambda row: round(8 * (math.log(row["bytes"]) - least) / (most - least or 1.0))
     ordered = sorted(rows, key=lambda row: (level(row), -row["hops"], row["bytes"]))
     chart = canvas.figure(12.5, 1.6 + 0.42 * len(rows))
-    points, names, bars = chart.subplots(1, 3, width_ratios=(1.35, 0.95, 1.0))
+    points, names, times = chart.subplots(1, 3, width_ratios=(1.35, 0.95, 1.0))
     _points(points, ordered, own)
     _names(names, ordered, own)
-    _bars(bars, ordered, own)
+    _times(times, ordered, own)
     heading = "What one round of the federation sends, and how long that takes"
     chart.suptitle(f"{heading}{': ' if title else ''}{title}", fontsize=12)
     keys = ("key", "name", "bytes", "ratio", "messages", "hops", "seconds", "bytes_up", "bytes_peer", "bytes_down")
@@ -81,22 +82,21 @@ def _points(axis: Axes, rows: Sequence[Mapping[str, Any]], own: str) -> None:
                 "shrinkA": 0,
             },
         )
-        axis.plot(
-            [row["hops"]],
-            [row["bytes"]],
-            "o",
-            color=colour,
-            markerfacecolor="white" if row["computed"] else colour,
-            markeredgewidth=1.6,
-            markersize=12 if mine else 8,
-            zorder=3 if mine else 4,
-        )
+        _point(axis, row["hops"], row["bytes"], row, own, zorder=3 if mine else 4)
     _ticks(axis, "y", ends, size_text)
     axis.set_xticks(sorted(set(hops)), [f"{int(h)}" for h in sorted(set(hops))])
     axis.xaxis.set_minor_locator(NullLocator())
     axis.grid(alpha=0.25)
     axis.set(xlabel="Steps that wait for each other in a round", ylabel="Sent by all hospitals together")
     axis.set_title("Lower: less data. Further left: less waiting", fontsize=10.5)
+
+
+def _point(axis: Axes, x: float, y: float, row: Mapping[str, Any], own: str, zorder: int) -> None:
+    """Large for the run's own row, an outline for what is computed only."""
+    colour, size = _colour(row, own), 12 if row["key"] == own else 8
+    face = "white" if row["computed"] else colour
+    look: dict[str, Any] = {"color": colour, "markerfacecolor": face, "markeredgewidth": 1.6, "markersize": size}
+    axis.plot([x], [y], "o", zorder=zorder, **look)
 
 
 def _rows_of(axis: Axes, count: int) -> None:
@@ -116,16 +116,23 @@ def _names(axis: Axes, rows: Sequence[Mapping[str, Any]], own: str) -> None:
         axis.text(0.02, at, label(row, own), va="center", fontsize=9.5, color=_colour(row, own), fontweight=weight)
 
 
-def _bars(axis: Axes, rows: Sequence[Mapping[str, Any]], own: str) -> None:
+def _times(axis: Axes, rows: Sequence[Mapping[str, Any]], own: str) -> None:
     values = np.array([row["seconds"] for row in rows], float)
     ends = np.array([values.min() / 2, values.max() * 2.5])
     _rows_of(axis, len(rows))
     for at, (row, value) in enumerate(zip(rows, values)):
-        colour, weight = _colour(row, own), "bold" if row["key"] == own else "normal"
-        face = "white" if row["computed"] else colour
-        left, width = ends[0], value - ends[0]
-        axis.barh(at, width, 0.6, left, color=face, edgecolor=colour, linewidth=1.4, zorder=3)
-        axis.text(value * 1.08, at, time_text(value), va="center", fontsize=9.5, color=colour, fontweight=weight)
+        mine, colour = row["key"] == own, _colour(row, own)
+        _point(axis, value, at, row, own, zorder=3)
+        axis.annotate(
+            time_text(value),
+            (value, at),
+            (10, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9.5,
+            color=colour,
+            fontweight="bold" if mine else "normal",
+        )
     axis.set(xscale="log", xlim=ends, xlabel="Time of a round's communication (log axis)")
     _ticks(axis, "x", ends, time_text)
     axis.grid(axis="x", alpha=0.25)

@@ -33,24 +33,52 @@ def time_text(seconds: float) -> str:
     return f"{seconds / 3600:.2g} h" if seconds < 9.95 * 3600 else f"{seconds / 3600:.0f} h"
 
 
+def counted(number: float, what: str) -> str:
+    """'1 round', '2 rounds', '1,200 rounds'."""
+    return f"{number:,.0f} {what}{'' if number == 1 else 's'}"
+
+
 def label(row: Row, own: str = "") -> str:
     """Its name, and whether it is the run's own protocol or computed only."""
     notes = [text for said, text in ((row["key"] == own, "this run"), (row["computed"], "computed")) if said]
     return f"{row['name']} ({', '.join(notes)})" if notes else str(row["name"])
 
 
-def comparison_table(rows: Sequence[Row], own: str = "") -> Table:
-    """A row per protocol, the run's own and what is only computed named as such.
+def told_of(rows: Sequence[Row], own: str, protocol: str) -> list[Row]:
+    """The rows, the run's own one in the words of its protocol: the comparison has one row for scalar portions and
+    additive shares, which cost the same and do not hide the same.
 
     Args:
       rows: of privacy.cost_comparison.comparison.
-      own: key of the run's own protocol, '' = none of them.
+      own: key of the run's own row, '' = none of them.
+      protocol: of the run, as in its config; '' = not known, the rows stay.
 
     Raises: UserError for an own key that is not among the rows.
     """
     if own:
         checks.one_of("communication: own", own, [row["key"] for row in rows])
-    columns = ("sent in a round", "times FedAvg's", "messages", "steps in a row", "time of a round", "model download")
+    told: list[Row] = []
+    for row in rows:
+        words: dict[str, str] = {}
+        if row["key"] == own and protocol == "smc_scalar":
+            words = {"name": f"scalar portions {row['name'].removeprefix('shares ')}", "hides": "nobody"}
+        elif row["key"] == own and protocol == "additive":
+            words = {"hides": row["hides"].partition("; with scalar")[0]}
+        elif row["key"] == own and protocol == "none":
+            words = {"name": "no secure sum"}
+        elif row["key"] == own and protocol == "assumed":
+            words = {"name": "a secure sum, assumed", "hides": "server, by assumption"}
+        told.append({**row, **words})
+    return told
+
+
+def comparison_table(rows: Sequence[Row], own: str = "", protocol: str = "") -> Table:
+    """A row per protocol, the run's own and what is only computed named as such.
+
+    Args: as told_of.  Raises: as told_of.
+    """
+    rows = told_of(rows, own, protocol)
+    columns = ("sent in a round", "times plain", "messages", "steps in a row", "time of a round", "model download")
     cells = []
     for row in rows:
         cells.append(
@@ -66,8 +94,9 @@ def comparison_table(rows: Sequence[Row], own: str = "") -> Table:
         )
     caption = (
         "What one round costs by every protocol if nobody is lost. Sent: uploads, and what hospitals exchange, directly"
-        " or through the server; the model's download is apart. Steps in a row: each waits for the one before. Time: of"
-        " the communication alone, by the latency model (round trips, and bytes over bandwidth of the slowest site)."
+        " or through the server; the model's download is apart. Times plain: of a round without a secure sum. Steps in"
+        " a row: each waits for the one before. Time: of the communication alone, by the latency model (round trips,"
+        " and bytes over bandwidth of the slowest site)."
     )
     sources = "".join(f" Computed, not run: {row['name']}. {row['source']}." for row in rows if row["computed"])
     headings = (*(("", name) for name in columns), ("", "a single update is hidden from"))
@@ -75,17 +104,19 @@ def comparison_table(rows: Sequence[Row], own: str = "") -> Table:
     return Table(caption + sources, "Protocol", headings, labels, tuple(cells), ("",) * len(headings))
 
 
-def lines(rows: Sequence[Row], own: str, places: int, entries: int) -> str:
+def lines(rows: Sequence[Row], own: str, places: int, entries: int, protocol: str = "") -> str:
     """Two sentences on the run's own protocol, for a report's text."""
-    table = {row["key"]: row for row in rows}
+    table = {row["key"]: row for row in told_of(rows, own, protocol)}
     mine, plain = checks.lookup(table, own, "communication: own"), table["none"]
     first = (
         f"A round of {places} hospitals, {entries:,} numbers each. {mine['name']}: {size_text(mine['bytes'])} sent in"
     )
     first += f" {mine['messages']:,} messages and {_steps(mine['hops'])}, about {time_text(mine['seconds'])}."
+    if protocol == "assumed":
+        return first + " What the assumed sum would send on top is not in this."
     if own == "none":
         return first + " The server sees every single update."
-    second = f" That is {_ratio_text(mine['ratio'])} times what FedAvg without a secure sum sends"
+    second = f" That is {_ratio_text(mine['ratio'])} times what a round without a secure sum sends"
     second += f" ({size_text(plain['bytes'])}, {_steps(plain['hops'])}, {time_text(plain['seconds'])})."
     return first + second
 
@@ -115,11 +146,12 @@ def ledger_table(rows: Sequence[Row]) -> Table:
     )
     cells = tuple(tuple(_ledger_cell(name, take(values[name])) for name in LEDGER) for _, take in summaries)
     replicas = len({tuple(row.get(name) for name in _WHERE[1:]) for row in rows})
+    whole = f" of {replicas} folds and seeds" if replicas > 1 else ""
     caption = (
-        f"Communication of {len(rows)} rounds" + (f" of {replicas} folds and seeds" if replicas > 1 else "") + ", as"
-        " counted from who was there. Up: to the server. Peer: between hospitals, directly or through the server. Down:"
-        " the model. Hops: steps that wait for each other. Repeated: exchanges of a group done again because somebody"
-        " was lost. Aborted: rounds without a sum. Saturated: numbers cut at the end of the encoding's range."
+        f"Communication of {counted(len(rows), 'round')}{whole}, as counted from who was there. Up: to the server."
+        " Peer: between hospitals, directly or through the server. Down: the model. Hops: steps that wait for each"
+        " other. Repeated: exchanges of a group done again because somebody was lost. Aborted: rounds without a sum."
+        " Saturated: numbers cut at the end of the encoding's range."
     )
     columns = tuple(("", name.replace("bytes_", "")) for name in LEDGER)
     labels = tuple(name for name, _ in summaries)

@@ -120,8 +120,7 @@ def _small(axis: Axes, matrix: np.ndarray, site: str) -> None:
     axis.set_xticks(ticks, [str(t + 1) for t in ticks], fontsize=7)
     axis.set_yticks(ticks, [str(t + 1) for t in ticks], fontsize=7)
     axis.tick_params(length=2, pad=2)
-    short = site if len(site) <= 18 else f"{site[:9]}…{site[-8:]}"  # what tells sites apart is often at the end
-    axis.set_title(f"{short}\n{matrix.sum()} cases", fontsize=8)
+    axis.set_title(f"{canvas.short(site)}\n{matrix.sum()} cases", fontsize=8)
     for i, j in np.ndindex(matrix.shape) if count <= _PRINTED else ():
         if matrix[i, j]:  # zeros only take room here
             _number(axis, share, i, j, str(matrix[i, j]), 7 if count <= 6 else 5)

@@ -65,7 +65,7 @@ def convergence(
             axis.plot(list(cells), mean, label=method, marker=marker, linewidth=1.6, **style)
             axis.fill_between(list(cells), mean - spread, mean + spread, color=style["color"], alpha=0.12, linewidth=0)
     for panel, axis in zip(panels, axes):
-        axis.set(title=panel, xlabel="Round", ylabel=metric)
+        axis.set(title=canvas.short(panel, 32), xlabel="Round", ylabel=metric)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)
     figure.suptitle(f"{metric} on the {split} folds. Line: mean over folds and seeds, n ≤ {n}; band: ± one std")
@@ -121,7 +121,11 @@ def site_boxes(
                 capprops=line,
             )
             axis.plot(np.full(len(values), at), values, ".", color=colour, markersize=3)
-    axis.set_xticks(range(len(sites)), sites)
+    names = [canvas.short(site, 24) for site in sites]
+    each = 10 * figure.get_figwidth() / len(sites)  # so many letters have room below a site
+    flat = max(map(len, names)) <= each
+    turned: dict[str, Any] = {} if flat else {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    axis.set_xticks(range(len(sites)), names, **turned)
     axis.set(xlabel="Site", ylabel=metric, xlim=(-0.6, len(sites) - 0.4))
     axis.set_title(f"{metric} on the {split} folds per site\nbox: quartiles over folds and seeds, n ≤ {n}")
     axis.grid(axis="y", alpha=0.25)
@@ -217,7 +221,7 @@ def update_norms(
         spread = np.array([c.std or 0.0 for c in cells.values()])
         style = canvas.style(index)
         marker = "o" if len(cells) == 1 else None
-        axis.plot(list(cells), mean, label=site, marker=marker, linewidth=1.5, **style)
+        axis.plot(list(cells), mean, label=canvas.short(site), marker=marker, linewidth=1.5, **style)
         low = np.maximum(mean - spread, mean / 10)  # a band that reaches zero would fill the whole log axis
         axis.fill_between(list(cells), low, mean + spread, color=style["color"], alpha=0.12, linewidth=0)
     if any(mean is not None and mean > 0 for _, _, mean, *_ in numbers):
@@ -257,7 +261,8 @@ def participation(
     axis = figure.subplots()
     extent = (rounds[0] - 0.5, rounds[-1] + 0.5, len(sites) - 0.5, -0.5)
     image = axis.imshow(share, aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest", extent=extent)
-    axis.set_yticks(range(len(sites)), [f"{s} ({v:g} rounds)" for s, v in zip(sites, np.round(share.sum(axis=1), 1))])
+    counts = [f"{v:g} round{'' if v == 1 else 's'}" for v in np.round(share.sum(axis=1), 1)]
+    axis.set_yticks(range(len(sites)), [f"{canvas.short(s, 32)} ({count})" for s, count in zip(sites, counts)])
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set(xlabel="Round", ylabel="Site", title=f"Who trained in which round (n = {replicas} folds x seeds)")
     figure.colorbar(image, ax=axis, label="share of folds and seeds")

@@ -37,6 +37,7 @@ class Section(NamedTuple):
       text: paragraphs separated by an empty line; lines that start with '- ' are a list, `code` is set as code.
       tables: in order, after the text.
       listing: lines set in columns, printed as they are; after the text.
+      remarks: as text, directly under the tables.
       figures: paths of PNG files inside the report's folder, or pairs (path, caption); after the tables.
     """
 
@@ -45,6 +46,7 @@ class Section(NamedTuple):
     tables: Sequence[Table] = ()
     figures: Sequence[Path | tuple[Path, str]] = ()
     listing: str = ""
+    remarks: str = ""
 
 
 def write_report(folder: str | os.PathLike[str], title: str, sections: Sequence[Section]) -> tuple[Path, Path]:
@@ -64,6 +66,9 @@ def write_report(folder: str | os.PathLike[str], title: str, sections: Sequence[
         for table in section.tables:
             markdown.append(to_markdown(table))
             page.append(_table(table))
+        if section.remarks:
+            markdown.append(section.remarks.strip() + "\n")
+            page.append(_paragraphs(section.remarks))
         for figure in section.figures:
             path, caption = figure if isinstance(figure, tuple) else (figure, "")
             markdown.append(_markdown_figure(root, path, caption))

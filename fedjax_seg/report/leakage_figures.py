@@ -2,6 +2,7 @@
 
 import math
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,30 +21,38 @@ VIEWERS = {
 }
 KNOWN = 0.95  # cosine from which a picture is called undone
 LOST = 0.3  # cosine below which nothing is recognised in it
+_LINE = 41  # letters above a picture
+_QUESTIONS = {
+    "neighbour": "Can a neighbouring hospital see what another one learned from its patients?",
+    "server": "Can the server see what a hospital learned from its patients?",
+    "": "Who can see what a hospital learned from its patients?",
+}
 
 
 class Exchange(NamedTuple):
-    """One hospital's update, what a neighbour received of it, and what the neighbour makes of that.
+    """One hospital's update, what a neighbour (or the server) received of it, and what can be made of that.
 
     Attributes:
       protocol: a name for readers, such as 'scalar shares'.
       site: the hospital.
       true: float [n] or [H, W], entries of the update. n values are drawn as a square, in reading order.
-      received: as true.
-      reconstructed: as true; None where nothing was received.
-      cosine: of the whole reconstructed update with the true one; None with it.
+      received: as true; zeros where nothing was; None where it is not at hand to be drawn.
+      reconstructed: as true; None where nothing was received, or where it is not at hand.
+      cosine: of the whole reconstructed update with the true one; None where nothing was received.
       of: 'weights' or 'updates': what was shared.
       hides: whether the protocol claims to hide.
+      viewer: who received it: 'neighbour'; 'server' where there is no secure sum, so that it reads every message.
     """
 
     protocol: str
     site: str
     true: np.ndarray
-    received: np.ndarray
+    received: np.ndarray | None
     reconstructed: np.ndarray | None
     cosine: float | None
     of: str = "weights"
     hides: bool = False
+    viewer: str = "neighbour"
 
 
 def leakage(
@@ -69,7 +78,8 @@ def leakage(
     axes = above.subplots(rows, 3, squeeze=False)
     for line, exchange in zip(axes, exchanges):
         _exchange(line, exchange)
-    above.suptitle("Can a neighbouring hospital see what another one learned from its patients?", fontsize=12)
+    viewers = {exchange.viewer for exchange in exchanges}
+    above.suptitle(_QUESTIONS[viewers.pop() if len(viewers) == 1 else ""], fontsize=12)
     key = "A square is one number of the model; violet: above 0, orange: below; every picture has its own range."
     above.supxlabel(key, fontsize=8)
     _dots(under.subplots(), cosines)
@@ -86,7 +96,9 @@ def leakage(
 
 def sentences(exchange: Exchange) -> tuple[str, str, str]:
     """What stands above the three pictures."""
-    site = exchange.site
+    site = canvas.short(exchange.site, 24)
+    if exchange.viewer == "server":
+        return _by_server(exchange, site)
     first = f"What {site} learned in this round,\na part of its update: secret"
     if not np.any(exchange.received):
         return first, f"A neighbour receives nothing\nfrom {site}", "So there is nothing to reconstruct"
@@ -103,17 +115,30 @@ def sentences(exchange: Exchange) -> tuple[str, str, str]:
     return first, second, third
 
 
+def _by_server(exchange: Exchange, site: str) -> tuple[str, str, str]:
+    first = f"What {site} learned in this round,\na part of its update"
+    cosine = f"(cosine {abs(exchange.cosine or 0.0):.3f})"
+    if exchange.received is not None:
+        second = f"The server receives this from {site}:\nthe update itself"
+        return first, second, f"... and has nothing to undo\n{cosine}"
+    second = f"The server receives this from {site}:\nthe update with noise added"
+    return first, second, f"... and recovers no more than that\n{cosine}"
+
+
 def _exchange(axes: Sequence[Axes], exchange: Exchange) -> None:
     pictures = (exchange.true, exchange.received, exchange.reconstructed)
+    shape = _square(np.asarray(exchange.true, float)).shape
     for axis, picture, words in zip(axes, pictures, sentences(exchange)):
-        axis.set_title(words, fontsize=9)
+        axis.set_title("\n".join(textwrap.fill(line, _LINE) for line in words.splitlines()), fontsize=8.5)
         axis.set(xticks=[], yticks=[])
+        axis.set_box_aspect(shape[0] / shape[1])  # an empty panel as well
         if picture is None or not np.any(picture):
-            axis.text(0.5, 0.5, "nothing", ha="center", va="center", transform=axis.transAxes, color="#999999")
+            empty = "not drawn" if exchange.viewer == "server" else "nothing"
+            axis.text(0.5, 0.5, empty, ha="center", va="center", transform=axis.transAxes, color="#999999")
             continue
         image = _square(np.asarray(picture, float))
         top = float(np.nanpercentile(np.abs(image), 98)) or 1.0  # each picture has its own range: shapes are compared
-        axis.imshow(image, cmap="PuOr", vmin=-top, vmax=top, interpolation="nearest")
+        axis.imshow(image, cmap="PuOr", vmin=-top, vmax=top, interpolation="nearest", aspect="auto")
     axes[0].set_ylabel(exchange.protocol, fontsize=11)
 
 
@@ -136,8 +161,8 @@ def _dots(axis: Axes, cosines: Mapping[str, Mapping[str, float | None]]) -> None
             for place, found in enumerate(cosines.values())
             if (value := found.get(viewer)) is not None
         ]
-        x, y = zip(*places) if places else ((), ())
-        axis.plot(x, y, linestyle="none", label=words, **look)
+        if places:
+            axis.plot(*zip(*places), linestyle="none", label=words, **look)
     axis.set_yticks(range(len(cosines)), list(cosines))
     axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0: nothing", "0.25", "0.5", "0.75", "1: all of it"])
     axis.set(xlim=(-0.04, 1.04), ylim=(len(cosines) - 0.4, -0.6))
@@ -145,6 +170,8 @@ def _dots(axis: Axes, cosines: Mapping[str, Mapping[str, float | None]]) -> None
         "How much like the true update is what each party recovers? (cosine, mean over hospitals)", fontsize=10
     )
     axis.grid(axis="x", alpha=0.25)
+    if not axis.lines:
+        return
     axis.legend(loc="upper center", bbox_to_anchor=(0.45, -0.18), ncols=2, frameon=False, fontsize=9)
 
 

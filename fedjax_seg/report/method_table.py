@@ -38,23 +38,34 @@ def method_table(runs: Sequence[Run]) -> Table:
     """Rows: runs. Columns: the two first headline metrics, attack AUC and epsilon, ours and the paper's.
 
     Source: FedOnco-Bench's results table (Dice, CE, MI AUC). Added: the standard deviation over seeds, epsilon.
+    Left out, unless a paper has the number: the attack where no run had one, epsilon where no run has a mechanism, a
+    second metric that no run has.
     """
     first = runs[0].summary
     metrics = headline(first)[:2]
-    names = (*metrics, ATTACK, EPSILON)
     given = [published(run) for run in runs]
+    table = {m: [utility(run, m) for run in runs] for m in metrics}
+    there = {m: any(cell.n for cell in cells) for m, cells in table.items()} | {metrics[0]: True}
+    table |= {ATTACK: [leak(run) for run in runs], EPSILON: [_epsilon(run.summary) for run in runs]}
+    there |= {ATTACK: any(cell.n for cell in table[ATTACK]), EPSILON: any(run.summary.get("privacy") for run in runs)}
+    names = [n for n in table if there[n] or any(n in p for p in given)]
     beside = [n for n in names if any(n in p for p in given)]
     cells = []
-    for run, paper in zip(runs, given):
-        ours = [utility(run, m) for m in metrics] + [leak(run), _epsilon(run.summary)]
+    for place, paper in enumerate(given):
+        ours = [table[n][place] for n in names]
         cells.append((*ours, *(Cell(paper[n], text=f"{paper[n]:g}") if n in paper else _none() for n in beside)))
     where = f"the external test set {', '.join(first['external'])}" if first.get("external") else "mean over sites"
-    caption = (
-        f"{', '.join(metrics)}: {where}, mean ± sample standard deviation over folds and seeds. attack_auc: membership"
-        " inference by a classifier trained on a shadow federation, 0.5 = guessing, below 0.5 is a leak as well."
-        " epsilon: of the worst client over the whole run, ∞ = no guarantee. Best in bold, second best underlined."
-    )
-    directions = [first["metrics"][m][0] for m in metrics] + ["", ""] + [""] * len(beside)
+    shown = [n for n in names if n in metrics]
+    caption = f"{', '.join(shown)}: {where}, mean ± sample standard deviation over folds and seeds."
+    if ATTACK in names:
+        caption += (
+            " attack_auc: membership inference by a classifier trained on a shadow federation, 0.5 = guessing, below"
+            " 0.5 is a leak as well."
+        )
+    if EPSILON in names:
+        caption += " epsilon: of the worst client over the whole run, ∞ = no guarantee."
+    caption += " Best in bold, second best underlined."
+    directions = [first["metrics"][n][0] if n in metrics else "" for n in names] + [""] * len(beside)
     columns = [("ours", n) for n in names] + [("paper", n) for n in beside]
     return Table(caption, "Method", tuple(columns), tuple(r.label for r in runs), tuple(cells), tuple(directions))
 

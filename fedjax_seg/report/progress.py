@@ -32,14 +32,15 @@ class Progress:
         if self._bar:
             self._bar.stop()
 
-    def show(self, reached: int, rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, Any]) -> None:
-        """One line where `rows` holds an evaluation: the mean over sites, averaged over replicas."""
+    def show(self, reached: int, rows: Sequence[Mapping[str, Any]], task: Any) -> None:
+        """One line where `rows` holds an evaluation: the first headline metrics of the task (of all its metrics where
+        it names none), means over sites, averaged over replicas."""
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=reached)
         if not rows:
             return
         words = []
-        for metric in list(metrics)[:SHOWN]:
+        for metric in list(task.headline or task.metrics)[:SHOWN]:
             values = [r["value"] for r in rows if r["site"] == "mean_of_sites" and r["metric"] == metric]
             values = [v for v in values if v == v]
             words.append(f"{metric} {sum(values) / len(values):.3f}" if values else f"{metric} n/a")

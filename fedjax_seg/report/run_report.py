@@ -1,5 +1,6 @@
 """The report of one run: figures, tables, and report.md / report.html, from what the run's folder holds."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,13 @@ def write(
     title = f"{result['label']}{' (' + result['group'] + ')' if result['group'] else ''}"
     drawn = folder.path / "figures"
     sections = [
-        Section("Result", _result_text(result, sites), _result_tables(run, sites, shown), _overlays(pictures, drawn)),
+        Section(
+            "Result",
+            _result_text(result, rows, sites),
+            _result_tables(run, sites, shown),
+            _overlays(pictures, drawn),
+            remarks=_warnings(about),
+        ),
         *_classified(result, about, drawn),
         *privacy_report.sections(run, drawn),
         *secrecy_report.sections(run, drawn),
@@ -69,12 +76,29 @@ def _classified(result: Mapping[str, Any], about: Mapping[str, Any], folder: Pat
     """Intervals and confusion matrices of classifiers."""
     if not result.get("intervals"):
         return []
-    table = classification_tables.interval_table(result["intervals"], INTERVALS, result["external"])
+    alone = _alone(about)
+    table = classification_tables.interval_table(result["intervals"], INTERVALS, result["external"], alone=alone)
     path = confusion.confusion_figure(result["confusion"], result["classes"], folder)
     drawn = [(path, "Truth by prediction, the last model's test cases of all folds and seeds.")]
     replicas = {(row["fold"], row["seed"]) for row in result["results"]}
     text = "" if len(replicas) == 1 else "The table is of the first fold and seed."
     return [Section("Classes", text, [table], drawn)]
+
+
+def _alone(about: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What a case is, and of what it is a part, where the data do not tell which ones belong together."""
+    text = str(about.get("patients", ""))
+    if not text.startswith("none"):
+        return None
+    return ("tile", "slide") if "tiles" in text else ("slide", "patient") if "slide" in text else ("image", "patient")
+
+
+def _warnings(about: Mapping[str, Any]) -> str:
+    """What readers of the result must know of the data: all warnings, and where nobody tells the patients that."""
+    lines = [*about.get("warnings", ())]
+    if _alone(about):
+        lines.append(f"Patients: {about['patients']}.")
+    return "\n\n".join(lines)
 
 
 def _overlays(pictures: Pictures | VolumePictures | None, folder: Path) -> list[tuple[Path, str]]:
@@ -114,12 +138,33 @@ def _institutions(result: Mapping[str, Any], about: Mapping[str, Any], folder: P
     return [(fets_figures.institutions(sizes, folder), "Patients per institution.")]
 
 
-def _result_text(result: Mapping[str, Any], sites: Sequence[str]) -> str:
+def changed(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """How many rounds changed the model, and how many there were, of all folds and seeds.
+
+    A round without an update does not, nor one whose secure sum was aborted. Under central differential privacy a round
+    without an update gets its noise all the same.
+    """
+    place = lambda row: (row["round"], str(row["fold"]), str(row["seed"]))
+    replicas = {(str(row["fold"]), str(row["seed"])) for row in result["results"]}
+    every = {(t + 1, *replica) for t in range(result["round"]) for replica in replicas}
+    of = lambda split, metric: [row for row in rows if row["split"] == split and row["metric"] == metric]
+    moved = every
+    if not (result.get("privacy") or {}).get("formal"):
+        moved = {place(row) for row in of("train", "update_norm") if math.isfinite(row["value"])}
+    aborted = {place(row) for row in of(secrecy_report.SPLIT, "aborted") if row["value"] > 0}
+    return len((every & moved) - aborted), len(every)
+
+
+def _result_text(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], sites: Sequence[str]) -> str:
     replicas = {(row["fold"], row["seed"]) for row in result["results"]}
     text = (
         f"Model after round {result['round']}, scored on the test cases of {len(sites)} site(s),"
         f" {len(replicas)} replica(s) (folds x seeds). The last round is reported, not the best one."
     )
+    some, every = changed(result, rows)
+    if some < every:
+        whole = " of all folds and seeds" if len(replicas) > 1 else ""
+        text += f" {some} of {every} rounds{whole} changed the model."
     wrong = result["config"].get("corruption.kind", "none")
     if wrong != "none":
         text += f" Corrupted client: {result['config']['corruption.site']} ({wrong})."

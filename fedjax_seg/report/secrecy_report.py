@@ -13,6 +13,7 @@ from fedjax_seg.report.runs import Run, replicas_of
 from fedjax_seg.report.tables import Cell, Table
 
 SPLIT = "communication"
+_AS_SENT = 1e-3  # relative error of what the server reads: rounding, no noise
 
 
 def ledger_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -35,17 +36,18 @@ def sections(run: Run, figures: Path) -> list[Section]:
         table, drawn = leakage_figures.leakage_table({name_of(run): told["rows"]}), []
         if told["picture"]:
             path = leakage_figures.leakage([_exchange(run)], {name_of(run): _cosines(run)}, figures)
-            drawn = [(path, _PICTURE)]
+            drawn = [(path, _picture_text(told))]
         made.append(Section("What single hospitals give away", _hiding(told), [table], drawn))
     elif told["facts"]:
         made.append(Section("What single hospitals give away", _hiding(told)))
     ledger, drawn, text = ledger_rows(run.rows), [], _losses(told)
     costs = [communication_table.ledger_table(ledger)] if ledger else []
     if told["comparison"]:
-        costs.append(communication_table.comparison_table(told["comparison"], told["own"]))
-        path = communication_figures.protocol_costs(told["comparison"], figures, own=told["own"])
+        rows, own, protocol = told["comparison"], told["own"], told["protocol"]
+        costs.append(communication_table.comparison_table(rows, own, protocol))
+        path = communication_figures.protocol_costs(rows, figures, own=own, protocol=protocol)
         drawn.append((path, "One round by every protocol, for the hospitals and the model of this run."))
-        line = communication_table.lines(told["comparison"], told["own"], told["places"], told["entries"])
+        line = communication_table.lines(rows, own, told["places"], told["entries"], protocol)
         text = "\n\n".join(part for part in (line, text) if part)
     return [*made, Section("Communication", text, costs, drawn)]
 
@@ -61,7 +63,8 @@ def leakage_of_runs(runs: Sequence[Run], folder: Path, name: str) -> list[tuple[
     first = [shown[p] for p in ("none", "smc_scalar", "additive", "secagg") if p in shown and p != "none"][:3]
     cosines = {name_of(run): _cosines(run) for run in shown.values()}
     path = leakage_figures.leakage([_exchange(run) for run in first or [*shown.values()][:3]], cosines, folder, name)
-    return [(path, _PICTURE)]
+    text = "One hospital's update under each protocol, what another one received of it, and what can be made of that."
+    return [(path, text if first else _picture_text(next(iter(shown.values())).summary["secrecy"]))]
 
 
 def name_of(run: Run) -> str:
@@ -77,8 +80,17 @@ def _cosines(run: Run) -> dict[str, float | None]:
 
 
 def _exchange(run: Run) -> leakage_figures.Exchange:
+    """Of the neighbour; without a secure sum of the server, which receives the true update (or one with noise, of which
+    the picture of a neighbour has no numbers)."""
     told = run.summary["secrecy"]
     seen, row = told["picture"], told["rows"][0]
+    if told["protocol"] == "none":
+        read = next(r for r in told["rows"] if (r["site"], r["viewer"]) == (seen["site"], "server"))
+        plain = np.asarray(seen["true"]) if read["error"] is not None and read["error"] < _AS_SENT else None
+        site, true = seen["site"], np.asarray(seen["true"])
+        return leakage_figures.Exchange(
+            name_of(run), site, true, plain, plain, read["cosine"], row["of"], row["hides"], "server"
+        )
     made = None if seen["reconstructed"] is None else np.asarray(seen["reconstructed"])
     return leakage_figures.Exchange(
         protocol=name_of(run),
@@ -92,7 +104,15 @@ def _exchange(run: Run) -> leakage_figures.Exchange:
     )
 
 
-_PICTURE = "One hospital's update, what a neighbour of its cluster received of it, and what can be made of that."
+def _picture_text(told: Mapping[str, Any]) -> str:
+    """What the picture of a run shows, in words that fit its protocol."""
+    if told["protocol"] == "none":
+        return "One hospital's update, and what the server receives of it: there is no secure sum."
+    if not np.any(told["picture"]["received"]):
+        return "One hospital's update, of which other hospitals receive nothing; below: what every party recovers."
+    who = "the next hospital of the chain" if told["protocol"] == "chained" else "another hospital"
+    who = "a neighbour of its cluster" if told["own"] == "clusters" else who
+    return f"One hospital's update, what {who} received of it, and what can be made of that."
 
 
 def _hiding(told: Mapping[str, Any]) -> str:
@@ -115,16 +135,22 @@ def _losses(told: Mapping[str, Any]) -> str:
     total = told["totals"]
     parts = []
     if total.get("dropped"):
-        parts.append(f"{total['dropped']:.0f} updates were lost to dropouts or failures.")
+        parts.append(f"{_were(total['dropped'], 'update')} lost to dropouts or failures.")
     if total.get("aborted"):
-        parts.append(f"{total['aborted']:.0f} rounds were aborted: too few uploads came to open the sum.")
+        parts.append(f"{_were(total['aborted'], 'round')} aborted: too few uploads came to open the sum.")
     if total.get("saturated"):
         clip = told["facts"].get("clip")
+        entries = "entry" if total["saturated"] == 1 else "entries"
         parts.append(
-            f"WARNING: {total['saturated']:,.0f} entries lay beyond the range of the encoding (clip {clip:g}) and were"
-            " cut; raise --config.secure_sum.clip."
+            f"WARNING: {total['saturated']:,.0f} {entries} beyond the range of the encoding (clip {clip:g})"
+            f" {'was' if entries == 'entry' else 'were'} cut; raise --config.secure_sum.clip."
         )
     return " ".join(parts)
+
+
+def _were(number: float, what: str) -> str:
+    """'1 round was', '2 rounds were'."""
+    return f"{communication_table.counted(number, what)} {'was' if number == 1 else 'were'}"
 
 
 def applies(runs: Sequence[Run]) -> bool:

@@ -38,7 +38,7 @@ def classification(model: Mapping[str, Any], *, double_softmax: bool = False) ->
     real; the model is then called with `instances=` as well.
 
     Args:
-      model: slot of the model, {'name': ..., options}.
+      model: slot of the model, {'name': ..., options}. One that does not fit the batches is a UserError of `init`.
       double_softmax: the released FedHAvg code ends its model in a softmax and applies cross entropy, which takes a
         softmax of its own, to the probabilities. True does the same: the loss is bounded below by
         log(1 + (classes - 1)/e) and its gradients are small. Predictions are unchanged (one softmax).
@@ -52,7 +52,18 @@ def classification(model: Mapping[str, Any], *, double_softmax: bool = False) ->
         return {"instances": batch["instances"]} if "instances" in batch else {}
 
     def init(key: Array, batch: Batch) -> Variables:
-        return module.init(key, batch["x"], **bags(batch))
+        if "instances" in batch and "instances" not in checks.parameters(type(module).__call__):
+            raise checks.UserError(
+                f"model {model['name']!r} given with bags of instances [n, d]; 'attention_mil' expected"
+                " (--config.model.name)"
+            )
+        logits, variables = module.init_with_output(key, batch["x"], **bags(batch))
+        if logits.shape != (len(batch["x"]), classes):
+            raise checks.UserError(
+                f"model {model['name']!r}: an output of shape {logits.shape} given, one label of {classes} per case"
+                f" {(len(batch['x']), classes)} expected; take 'cnn' or 'mlp' (--config.model.name)"
+            )
+        return variables
 
     def logits_of(variables: Variables, batch: Batch, train: bool) -> tuple[Array, dict[str, Any]]:
         mutable = [name for name in variables if name != "params"] if train else []

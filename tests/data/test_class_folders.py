@@ -45,8 +45,33 @@ def test_linked_folders_are_followed_once(tiles):
     tiles.put("store/aca/1.png", "data/scc/1.png")
     (tiles.root / "data/aca").symlink_to(tiles.root / "store/aca")
     (tiles.root / "data/scc/loop").symlink_to(tiles.root / "data")
+    (tiles.root / "data/zca").symlink_to(tiles.root / "store/aca")
     found = read_class_folders(tiles.root / "data", "auto", ("site", "group"))
     assert [r.image for r in found.table.rows] == ["aca/1.png", "scc/1.png"]
+    assert found.notes == ("WARNING: scc/loop is a link to the whole, zca is a link to aca: not read",)
+
+
+def test_a_link_to_a_folder_of_the_tree_is_told(tiles):
+    tiles.put("B/aca/1.png", "B/scc/1.png", "D/aca/1.png", "D/scc/1.png")
+    (tiles.root / "C").symlink_to("B")  # before and after what it links to
+    (tiles.root / "A").symlink_to(tiles.root / "B")
+    (tiles.root / "D/more").symlink_to("../B/aca")
+    rows, found = read(tiles)
+    assert [r[0] for r in rows] == ["B/aca/1.png", "B/scc/1.png", "D/aca/1.png", "D/scc/1.png"]
+    told = "A is a link to B, C is a link to B, D/more is a link to B/aca"
+    assert found.notes == (f"WARNING: {told}: not read",)
+    (tiles.root / "E").symlink_to("B")
+    assert read(tiles)[1].notes[0].endswith(" and 1 more: not read")
+
+
+def test_a_hospital_without_an_image_is_told(tiles):
+    tiles.put("A/aca/1.png", "A/scc/1.png", "B/aca/1.png", "B/scc/1.png").put("D/notes.txt", pixels=b"x")
+    for name in ("C", "E/aca", "B/n"):
+        (tiles.root / name).mkdir(parents=True)
+    assert read(tiles)[1].notes == (
+        "WARNING: 3 site folder(s) without an image: C, D, E",
+        "WARNING: 1 class folder(s) without an image: B/n",
+    )
 
 
 def test_a_class_folder_missing_at_a_site_is_told(tiles):
@@ -67,7 +92,7 @@ def test_an_empty_class_folder_is_told(tiles):
 @pytest.mark.parametrize(
     "names, template, message",
     [
-        (["a.png"], "auto", r"no table and no image in folders of .* \(found: a.png\); a metadata.csv, or <class>"),
+        (["a.png"], "auto", r" \(found: a.png\); a metadata.csv, or <class>/\*.png or <site>/<class>/\*.png expected"),
         (["a/slide.svs"], "auto", "expected; cut whole-slide files into tiles first"),
         (
             ["aca/1.png", "X/aca/1.png", "X/aca/2.png"],

@@ -167,6 +167,37 @@ def test_tcga_barcodes_tell_patient_and_hospital(slides):
     assert len(slides.load(partition="iid", clients=2).sites) == 2
 
 
+def test_auto_takes_sites_where_they_are_told(slides):
+    slides.two_sites()
+    found = slides.load(partition="auto")
+    assert found.sites == ("A", "B") and found.about["partition"] == "by the column 'site'"
+    assert len(set(slides.load(partition="auto", patients_per_site=True).patient_ids)) == 10
+    slides.header = "bag,label,patient,Site"
+    with pytest.raises(UserError, match="rename 'Site'"):
+        slides.load(partition="auto")
+    slides.header = "bag,label,patient,whatever"
+    drawn = slides.load(partition="auto", clients=2, alpha=5.0)
+    assert drawn.sites == ("client_0", "client_1") and drawn.about["partition"].startswith("drawn: Dirichlet, alpha 5")
+    assert drawn.site_of.tolist() == slides.load(partition="dirichlet", clients=2, alpha=5.0).site_of.tolist()
+    with pytest.raises(UserError, match=r"data.patients_per_site: needs sites, there is no column 'site'"):
+        slides.load(partition="auto", patients_per_site=True)
+    slides.header, slides.rows = "bag,label", []
+    for n in range(8):
+        slides.slide(name=f"TCGA-{'05' if n < 4 else 'AB'}-{4240 + n // 2}-01Z-00-DX{n}.npz")
+        slides.rows[-1] = slides.rows[-1][:2]
+    coded = slides.load(partition="auto")
+    assert coded.sites == ("05", "AB") and "tissue source sites" in coded.about["partition"]
+
+
+def test_a_bag_with_two_labels(slides):
+    slides.two_sites()
+    for n in (1, 3):  # of the labels b, b
+        (slides.root / f"s0{n}.npz").write_bytes((slides.root / "s00.npz").read_bytes())
+    found = slides.load()
+    text = "WARNING: 1 bags have different labels, e.g. s00.npz (a) and s01.npz (b)"
+    assert line(found, "WARNING: 1 bags have") == text and found.about["warnings"] == [text]
+
+
 def test_columns_win_over_barcodes(slides):
     for n in range(8):
         slides.slide(f"p{n // 2}", "AB"[n // 4], name=f"TCGA-05-{4240 + n}-01Z.npz")

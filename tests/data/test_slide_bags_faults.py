@@ -92,9 +92,10 @@ def test_faults_of_hdf5_files(slides):
         "text.h5 (line 7): cut short or damaged (Unable to synchronously open file (file signature not found)",
         "group.h5 (line 8): no data set 'features' (found: features)",
         "s00.h5 (line 9): no such file; s00.npz is there",
+        "client B: 1 patient(s), 2 needed for training, test",
     ):
         assert sum(fault.startswith(text) for fault in found) == 1, (text, found)
-    assert len(found) == 6
+    assert len(found) == 7
 
 
 def test_without_h5py_it_says_what_to_install(slides, monkeypatch):
@@ -107,6 +108,32 @@ def test_without_h5py_it_says_what_to_install(slides, monkeypatch):
     assert str(error.value) == (
         "data.slide_bags: h5py cannot be imported, .h5 files need it; pip install 'fedjax-seg[histopathology]'"
     )
+
+
+def test_words_that_are_no_split_tear_nobody(slides):
+    slides.two_sites().header += ",split"
+    for n, row in enumerate(slides.rows):
+        row.append("training" if n % 2 else "test")
+    found = slides.faults()
+    assert len(found) == 10 and all("split 'training' found" in fault for fault in found)
+
+
+def test_a_quote_that_is_closed_in_another_row(slides):
+    slides.two_sites()
+    slides.rows[3][0], slides.rows[6][0] = '"s03.npz', 's06.npz"'
+    assert slides.faults() == ("line 5: a cell runs over several lines: a quote is not closed",)
+    slides.rows[6][0] = "s06.npz"
+    with pytest.raises(UserError, match="line 5: a quote is not closed, all that follows is one cell; close it"):
+        slides.load()
+
+
+def test_links_and_absolute_paths(slides):
+    slides.two_sites()
+    slides.rows[0][0] = f"{slides.root}/s00"
+    assert slides.load().case_ids[0] == "s00.npz"
+    (slides.root / "s03.npz").unlink()
+    (slides.root / "s03.npz").symlink_to("/nowhere/s03.npz")
+    assert slides.faults() == ("s03.npz (line 5): a link to a file that is not there",)
 
 
 def test_labels_that_are_none_of_the_classes(slides):
@@ -146,7 +173,7 @@ def test_tables_without_a_column(slides, header, message):
         ({"memory_gb": 0}, "data.memory_gb: 0 given"),
         (
             {"partition": "lesion_size"},
-            "data.partition: 'lesion_size' given, one of 'site', 'column:NAME',",
+            "data.partition: 'lesion_size' given, one of 'auto', 'site', 'column:NAME',",
         ),
         ({"partition": "column:x"}, "no column 'x'"),
         ({"patient_column": "id"}, "no column 'id'"),

@@ -161,6 +161,11 @@ def test_external_splits_only_test_and_come_last(data_dir):
     assert load(data_dir, "patch_camelyon", splits=("train", "validation")).arrays["y"].shape == (48,)
 
 
+def test_auto_is_dirichlet(data_dir):
+    auto, drawn = (load(data_dir, partition=name, alpha=0.5) for name in ("auto", "dirichlet"))
+    assert auto.site_of.tolist() == drawn.site_of.tolist() and auto.about["partition"] == drawn.about["partition"]
+
+
 @pytest.mark.parametrize("partition", ["dirichlet", "quantity"])
 def test_skewed_clients(data_dir, partition):
     found = load(data_dir, partition=partition, alpha=0.3, clients=3)
@@ -291,7 +296,7 @@ def test_damaged_files(tmp_path):
         ({"group_pattern": "("}, "data.group_pattern: '(' is no regular expression"),
         ({"most": -1}, "data.most: -1 given"),
         ({"memory_gb": -1}, "data.memory_gb: -1 given"),
-        ({"partition": "site"}, "data.partition: 'site' given, one of 'dirichlet', 'quantity', 'iid' expected"),
+        ({"partition": "site"}, "data.partition: 'site' given, one of 'auto', 'dirichlet', 'quantity', 'iid' expected"),
         ({"test_share": 1.0}, "data.test_share: 1.0 given"),
         ({"clients": 0}, "data.clients: 0 given"),
     ],

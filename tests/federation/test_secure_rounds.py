@@ -10,8 +10,9 @@ from tiny_federation import CLIENTS, SIZES, cases, distance, equal, network, par
 
 from fedjax_seg import aggregation
 from fedjax_seg.clients import local_sgd
+from fedjax_seg.core import tree
 from fedjax_seg.core.checks import UserError
-from fedjax_seg.federation import dropout, flags, sampling
+from fedjax_seg.federation import dropout, flags, replicas, round, sampling
 from fedjax_seg.privacy import secure_sum
 
 SITES = ("north", "east", "south", "west")
@@ -71,11 +72,25 @@ def test_any_rule_that_reads_a_sum(rule, options):
     assert distance(state.variables, expected.variables) < 3e-6
 
 
-def test_lanes_change_nothing():
+def test_lanes_devices_and_replicas_change_nothing():
+    """Two replicas over two devices each, two lanes a device, against one client after the other."""
     options = {"schedule": LOST, "options": (("clusters", 1),)}
-    one, _, _ = program("additive", **options)[1](4)
-    two, _, _ = program("additive", lanes=4, **options)[1](4)
-    assert distance(one.variables, two.variables) < 1e-6  # the sums are exact; training differs in the last bits
+    begin, run = program("additive", **options)
+    expected, _, _ = run(4)
+    aggregator = aggregation.make("weighted_mean")
+    secure, fails = secure_of("additive", aggregator, clusters=1), dropout.make(SITES, schedule=LOST)
+    made = parts(TASK, ARRAYS, aggregator=aggregator, secure=secure, dropout=fails, skip_empty=True)
+    how = replicas.layout(2, CLIENTS, lanes=2, devices=4, vmap=False)
+    assert dict(how.mesh.shape) == {"replica": 2, "client": 2}
+    other = start(made, TASK, ARRAYS, seed=1)
+    both = jax.tree.map(lambda a, b: np.stack([a, b]), *(jax.tree.map(np.asarray, s) for s in (begin, other)))
+    where = jax.tree.map(lambda x: np.stack([x, x]), plan())
+    rounds = lambda state, plan: round.many_rounds(made, how.lanes, 4)(state, plan, jnp.int32(4))[:1]
+    many = replicas.over_replicas(how, rounds, once=True)
+    state = many(replicas.place(how, both), replicas.place(how, where))[0]
+    # the sums are exact; training differs in the last bits
+    assert distance(tree.rows(state.variables, 0), expected.variables) < 1e-6
+    assert distance(tree.rows(state.variables, 1), expected.variables) > 1e-3
 
 
 def test_who_is_left_alone_in_a_cluster_is_left_out():

@@ -210,12 +210,13 @@ def test_the_sweeps_table_has_a_row_per_method(done, tmp_path):
             {"privacy.target_epsilon": 3.0},
             "config.privacy.target_epsilon: 3 given, which needs --config.client.name=dp_sgd",
         ),
-        ({"aggregator.name": "median", "aggregator.tie": "lower"}, "aggregator 'median': secure_sum 'assumed'"),
-        ({"aggregator.name": "scaffold"}, "SCAFFOLD is a client and an aggregator"),
+        ({"aggregator": "median"}, "aggregator 'median': secure_sum 'assumed'"),
+        ({"aggregator": "scaffold"}, "SCAFFOLD is a client and an aggregator"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(changes, message, ct_root, tmp_path):
-    c = config(ct_root, **changes)
+    c = config(ct_root, **{key: value for key, value in changes.items() if key != "aggregator"})
+    configuration.rename(c, "aggregator", changes.get("aggregator", c.aggregator.name))
     with pytest.raises(UserError, match=message.replace("(", r"\(")):
         experiment.run(c, tmp_path / "run", quiet=True)
 

@@ -104,6 +104,15 @@ def test_uneven_clusters_one_cluster_and_too_many_neighbours():
     assert cost_comparison.regular_degrees(5, 3).tolist() == [4, 3, 3, 3, 3]
 
 
+def test_of_two_hospitals_each_learns_the_others_message():
+    hides = {r["key"]: r["hides"] for r in cost_comparison.comparison(2, 10, 2, 1)}
+    told = "server only: two learn each other's from the sum"
+    assert {hides[key] for key in ("chained", "seeds", "secagg", "secagg_plus")} == {told}
+    assert hides["mesh"] == f"{told}; with scalar portions: nobody" and hides["none"] == "nobody"
+    pairs = {r["key"]: r["hides"] for r in cost_comparison.comparison(4, 10, 2, 1)}
+    assert pairs["clusters"].startswith("server and any one neighbour (the server sees sums of clusters)")
+
+
 @pytest.mark.parametrize(
     "args, message",
     [

@@ -47,6 +47,15 @@ def test_cells_are_the_value_and_its_interval():
     assert tables.to_csv(table).splitlines()[1].startswith("A,0.9123,1")  # the CSV has all digits
 
 
+def test_without_groups_there_are_no_patients():
+    table = interval_table(ROWS, ("accuracy",), alone=("tile", "slide"))
+    assert [name for _, name in table.columns] == ["accuracy", "tiles"]
+    assert [line[-1].text for line in table.cells] == ["40", "3", "43"]
+    assert "patient" not in table.caption and "in which single tiles are drawn" in table.caption
+    assert "TOO NARROW: nothing tells which tiles are of one slide" in table.caption
+    assert "TOO NARROW" not in interval_table(ROWS, ("accuracy",)).caption
+
+
 def test_the_csv_has_all_digits_and_empty_cells():
     read = list(csv.DictReader(interval_csv(ROWS).splitlines()))
     assert tuple(read[0]) == INTERVAL_KEYS and len(read) == len(ROWS)

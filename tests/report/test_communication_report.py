@@ -73,10 +73,47 @@ def test_words():
     text = communication_table.lines(ROWS, "secagg", 33, 1_200_000)
     assert text == (
         "A round of 33 hospitals, 1,200,000 numbers each. SecAgg: 158.9 MB sent in 231 messages and 4 steps in a row,"
-        " about 0.97 s. That is 1.003 times what FedAvg without a secure sum sends (158.4 MB, 1 step, 0.82 s)."
+        " about 0.97 s. That is 1.003 times what a round without a secure sum sends (158.4 MB, 1 step, 0.82 s)."
     )
     plain = communication_table.lines(ROWS, "none", 33, 1_200_000)
     assert plain.endswith("and 1 step, about 0.82 s. The server sees every single update.")
+
+
+@pytest.mark.parametrize(
+    "own, protocol, name, hides",
+    [
+        ("mesh", "smc_scalar", "scalar portions to everybody", "nobody"),
+        ("clusters", "smc_scalar", "scalar portions in clusters of 4", "nobody"),
+        ("mesh", "additive", "shares to everybody", "server and any one neighbour"),
+        ("none", "none", "no secure sum", "nobody"),
+        ("none", "assumed", "a secure sum, assumed", "server, by assumption"),
+        ("mesh", "", "shares to everybody", "server and any one neighbour; with scalar portions: nobody"),
+    ],
+    ids=str,
+)
+def test_the_runs_own_row_speaks_of_its_own_protocol(tmp_path, own, protocol, name, hides):
+    both = "server and any one neighbour; with scalar portions: nobody"
+    rows = [
+        row("none", "FedAvg, no secure sum", 100, 1, 0.1),  # as older runs named it
+        row("mesh", "shares to everybody", 300, 2, 0.2) | {"hides": both},
+        row("clusters", "shares in clusters of 4", 200, 2, 0.2) | {"hides": both},
+    ]
+    table = communication_table.comparison_table(rows, own, protocol)
+    found = {label: cells[-1].text for label, cells in zip(table.labels, table.cells)}
+    assert found[f"{name} (this run)"] == hides
+    others = [text for label, text in found.items() if "this run" not in label and label.startswith("shares")]
+    assert set(others) == {both}  # the other rows stay
+    assert ("a secure sum, assumed" if protocol == "assumed" else name) in communication_table.lines(
+        rows, own, 8, 25, protocol
+    )
+    if protocol == "smc_scalar":
+        path = communication_figures.protocol_costs(rows, tmp_path, own=own, protocol=protocol)
+        assert name in path.with_suffix(".csv").read_text()
+
+
+def test_an_assumed_sum_is_not_said_to_be_open():
+    text = communication_table.lines(ROWS, "none", 33, 10, "assumed")
+    assert "every single update" not in text and "assumed sum would send" in text
 
 
 def ledger(**first):
@@ -101,6 +138,7 @@ def test_the_ledger_in_three_rows():
     assert (mean["messages"], mean["up"], mean["seconds"], mean["dropped"]) == ("4.5", "2.5 kB", "1 s", "0.5")
     assert (most["messages"], total["messages"], total["up"], total["seconds"]) == ("6", "9", "5 kB", "2 s")
     assert "2 rounds, as counted" in table.caption
+    assert "of 1 round, as counted" in communication_table.ledger_table(ledger()[:1]).caption
     with pytest.raises(UserError, match="no round in the ledger"):
         communication_table.ledger_table([])
 
@@ -122,9 +160,11 @@ def test_the_figure_shows_every_protocol(tmp_path):
     image = np.round(imread(path)[..., :3] * 255).astype(int)
     half = image.shape[1] // 2
     left, right = image[:, :half], image[:, half:]
-    for panel in (left, right):  # the run's own point and bar are filled, the computed ones are outlines
+    for panel in (left, right):  # the run's own points are filled, the computed ones are outlines
         assert filled(panel, [0, 114, 178]) and not filled(panel, [213, 94, 0])
         assert (panel == [213, 94, 0]).all(-1).any()
+    grey = (right == [107, 107, 107]).all(-1)  # no bar: a length from an arbitrary end of a log axis means nothing
+    assert 0 < grey.sum(1).max() < 120
     unmarked = communication_figures.protocol_costs(ROWS[:4], tmp_path, "unmarked")
     assert not (np.round(imread(unmarked)[..., :3] * 255) == [0, 114, 178]).all(-1).any()
 

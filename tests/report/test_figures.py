@@ -8,7 +8,7 @@ from matplotlib.image import imread
 from synthetic_run import result
 
 from fedjax_seg.core.checks import UserError
-from fedjax_seg.report import figures
+from fedjax_seg.report import canvas, figures
 
 
 def numbers(path):
@@ -74,6 +74,39 @@ def test_participation_is_the_share_of_replicas(tmp_path):
         shares.setdefault(row["site"], []).append(float(row["share"]))
     assert shares == {"A": [1, 0, 1], "B": [0.5, 0, 0], "C": [0, 0, 0]}
     assert is_drawn(path)
+
+
+@pytest.mark.parametrize(
+    "name, most, text",
+    [
+        ("A", 18, "A"),
+        ("exactly eighteen l", 18, "exactly eighteen l"),
+        ("exactly nineteen le", 18, "exactly n…eteen le"),
+        ("Hospital Valencia Nord", 9, "Hosp…Nord"),
+        ("Hospital Valencia Nord", 10, "Hospi…Nord"),
+    ],
+    ids=str,
+)
+def test_long_names_keep_both_ends(name, most, text):
+    assert canvas.short(name, most) == text and len(text) <= most
+
+
+def test_long_names_of_sites_do_not_overlap(tmp_path, monkeypatch):
+    found = []
+
+    def save(chart, *rest):
+        chart.canvas.draw()
+        found.append(chart.axes[0].get_xticklabels())
+        return original(chart, *rest)
+
+    original = canvas.save
+    monkeypatch.setattr(canvas, "save", save)
+    long = [f"University Hospital of the City Number {i}" for i in range(6)]
+    for sites in (long, ["A", "B"]):
+        figures.site_boxes({"m": [result("f", 0, s, "accuracy", 0.5) for s in sites]}, "accuracy", tmp_path)
+    turned, flat = found
+    assert {t.get_rotation() for t in turned} == {35.0} and {t.get_rotation() for t in flat} == {0.0}
+    assert len({t.get_text() for t in turned}) == 6 and max(len(t.get_text()) for t in turned) <= 24
 
 
 def test_nothing_to_draw_is_a_clear_error(tmp_path):

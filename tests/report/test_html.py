@@ -49,6 +49,14 @@ def test_html_is_self_contained_escaped_and_well_formed(tmp_path):
     assert parser.stack == ()
 
 
+def test_remarks_stand_between_tables_and_figures(tmp_path):
+    figure, _ = write(tmp_path)
+    paths = write_report(tmp_path, "x", [Section("A", "Before.", [TABLE], [figure], remarks="WARNING: <careful>.")])
+    for path, words, end in zip(paths, ("WARNING: <careful>.", "<p>WARNING: &lt;careful&gt;.</p>"), ("![", "<figure>")):
+        text = path.read_text()
+        assert text.index("Before.") < text.index("FedAvg") < text.index(words) < text.index(end)
+
+
 def test_tables_and_text_are_rendered(tmp_path):
     page = write(tmp_path)[1][1].read_text()
     assert '<th colspan="2">A &amp; B</th>' in page

@@ -1,6 +1,7 @@
 """The figure and the table of who sees what: numbers drawn, sentences that fit them, definitions in the caption."""
 
 import csv
+import itertools
 import math
 
 import numpy as np
@@ -63,10 +64,50 @@ def test_pictures_and_dots_are_there(tmp_path):
     alone = leak.leakage([exchange(true=block, received=-block, reconstructed=None)], {}, tmp_path, "alone")
     assert pixels(alone, "#2d004b") == pytest.approx(pixels(alone, "#7f3b08"), rel=0.05)
     server = "#0072B2"
-    # Three dots and the legend's, against one less of it.
     less = {p: found | {"server": None} for p, found in COSINES.items()}
     fewer = leak.leakage([exchange(true=block, received=-block, reconstructed=block)], less, tmp_path, "fewer")
-    assert pixels(path, server) > 3 * pixels(fewer, server) > 0
+    assert pixels(path, server) > 100 and pixels(fewer, server) == 0  # nor is a marker of none in the legend
+
+
+def panels(monkeypatch, tmp_path, shown):
+    """(title, texts, width over height of the box) of the pictures of one protocol, and the question above them."""
+    found = []
+
+    def save(chart, *rest):
+        chart.canvas.draw()
+        axes = chart.subfigs[0].axes
+        found.append((chart.subfigs[0].get_suptitle(), axes))
+        return original(chart, *rest)
+
+    original = leak.canvas.save
+    monkeypatch.setattr(leak.canvas, "save", save)
+    leak.leakage([shown], COSINES, tmp_path)
+    return found[0]
+
+
+def test_without_a_secure_sum_the_servers_picture_is_drawn(monkeypatch, tmp_path):
+    """Two empty panels would read as all clear, where the server has everything."""
+    by_server = exchange(received=TRUE, reconstructed=TRUE, cosine=1.0, viewer="server")
+    question, axes = panels(monkeypatch, tmp_path, by_server)
+    assert question.startswith("Can the server see") and [len(axis.images) for axis in axes] == [1, 1, 1]
+    assert axes[1].get_title() == "The server receives this from Hospital 1:\nthe update itself"
+    assert "secret" not in axes[0].get_title()
+
+
+def test_panels_have_one_height_and_noise_is_named(monkeypatch, tmp_path):
+    noisy = exchange(received=None, reconstructed=None, cosine=0.24, viewer="server")
+    _, axes = panels(monkeypatch, tmp_path, noisy)
+    assert [[t.get_text() for t in axis.texts] for axis in axes] == [[], ["not drawn"], ["not drawn"]]
+    assert "noise added" in axes[1].get_title() and "cosine 0.240" in axes[2].get_title()
+    assert len({round(axis.get_window_extent().height, 3) for axis in axes}) == 1
+
+
+def test_titles_of_long_names_do_not_overlap(monkeypatch, tmp_path):
+    name = "Memorial Sloan Kettering Cancer Center New York"
+    _, axes = panels(monkeypatch, tmp_path, exchange(site=name))
+    boxes = [axis.title.get_window_extent() for axis in axes]
+    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes)) and boxes[0].x0 >= 0
+    assert "Memorial Slo…er New York" in axes[1].get_title().replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,35 @@ def test_the_table_is_of_the_external_site_and_of_all_local_models():
     assert table.cells[0][0].mean == pytest.approx(0.4) and table.cells[0][0].n == 1
 
 
+@pytest.mark.parametrize(
+    "runs, names, words, silent",
+    [
+        ([run(published={"dice": 0.8}), run()], ["dice", "cross_entropy", "dice"], (), ("shadow", "epsilon")),
+        ([run(finals=[final(0.6)]), run()], ["dice", "cross_entropy", "attack_auc"], ("shadow",), ("epsilon",)),
+        ([run(epsilon=3.0), run()], ["dice", "cross_entropy", "epsilon"], ("epsilon",), ("shadow",)),
+        (
+            [run(published={"attack_auc": 0.7})],
+            ["dice", "cross_entropy", "attack_auc", "attack_auc"],  # beside a paper's number n/a tells something
+            ("shadow",),
+            ("epsilon",),
+        ),
+    ],
+    ids=["plain", "attacked", "private", "paper"],
+)
+def test_columns_that_no_run_has_are_left_out(runs, names, words, silent):
+    table = method_table.method_table(runs)
+    assert [name for _, name in table.columns] == names
+    assert all(len(row) == len(names) == len(table.directions) for row in table.cells)
+    assert all(word in table.caption for word in words) and not any(word in table.caption for word in silent)
+
+
+def test_a_second_metric_that_no_run_has_is_left_out():
+    place = {"fold": "f", "split": "test", "round": 3, "n": 9, "seed": 0, "site": "test"}
+    results = [{**place, "metric": "dice", "value": 0.5}, {**place, "metric": "cross_entropy", "value": math.nan}]
+    table = method_table.method_table([run(results=results, epsilon=1.0)])
+    assert [name for _, name in table.columns] == ["dice", "epsilon"] and table.caption.startswith("dice: ")
+
+
 def test_no_attack_no_guarantee_no_paper_no_table():
     assert not method_table.applies([run(), run()])
     assert method_table.applies([run(), run(published={"dice": 0.8})])

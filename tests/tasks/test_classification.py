@@ -200,6 +200,36 @@ def test_a_model_of_bags_is_told_how_many_instances_are_real():
     assert np.abs(untold["probability"][0, 0] - untold["probability"][1, 0]).max() > 0.01
 
 
+IMAGES, BAGS = np.zeros((2, 4, 4, 3), np.float32), np.zeros((2, 3, 5), np.float32)
+
+
+@pytest.mark.parametrize("name", ["cnn", "mlp", "unet", "resunet3d"])
+def test_a_model_that_takes_no_bags_is_one_line(name):
+    task = tasks.make("classification", {"name": name})
+    with pytest.raises(UserError) as error:
+        task.init(jax.random.key(0), {"x": BAGS, "instances": np.array([1, 3], np.int32)})
+    text = "given with bags of instances [n, d]; 'attention_mil' expected (--config.model.name)"
+    assert str(error.value) == f"model {name!r} {text}"
+
+
+def test_a_model_of_pixels_is_no_classifier():
+    task = tasks.make("classification", {"name": "unet", "width": 2, "depth": 1, "classes": 3})
+    with pytest.raises(UserError) as error:
+        jax.eval_shape(lambda key: task.init(key, {"x": IMAGES}), jax.random.key(0))
+    assert str(error.value) == (
+        "model 'unet': an output of shape (2, 4, 4, 3) given, one label of 3 per case (2, 3) expected;"
+        " take 'cnn' or 'mlp' (--config.model.name)"
+    )
+
+
+@pytest.mark.parametrize("name, x", [("attention_mil", IMAGES), ("resunet3d", IMAGES), ("cnn", BAGS)])
+def test_inputs_of_another_kind_are_one_line(name, x):
+    task = tasks.make("classification", {"name": name})
+    with pytest.raises(UserError, match=rf"model '{name}': an input of shape") as error:
+        jax.eval_shape(lambda key: task.init(key, {"x": x}), jax.random.key(0))
+    assert "\n" not in str(error.value)
+
+
 def test_directions_and_names():
     directions = {name: rule[0] for name, rule in linear(classes=2).metrics.items()}
     assert {name for name, way in directions.items() if way == "min"} == {"cross_entropy", "ece"}
