@@ -18,7 +18,8 @@ Words after the colon, separated by commas:
   ci       the same generator                                 32x32  4, 2 blocks 2       4
   lc25000  your folder of LC25000, groups of tiles dealt out  48x48  as below    10      8
            by Dirichlet(0.5)
-Network: residual CNN, width 8, 4 blocks, group norm. Clients: Adam 3e-3, batch 16, one local epoch.
+Network: residual CNN, width 8, 4 blocks, group norm. Clients: Adam 3e-3 (x .8 a round),
+batch 16, one local epoch.
   K=, M=, N=   hospitals (of drawn or synthetic federations), clusters, members; K/M need not be whole; N alone: M = K/N
                without M and N: clusters of 4 (2 for fewer than five hospitals); of your own folder, one cluster of all
   sigma=       of the noise on weights (methods noise and none other)
@@ -107,7 +108,7 @@ def _variant(variant: str, numbers: dict[str, int]):
     c, slot = configuration.base(), configuration.slot
     c.group = f"Histopathology, {variant}"
     c.rounds, c.batch_size, c.local_epochs, c.eval_every, c.eval_batch = 10, 16, 1, 2, 100
-    c.client = slot("client", "local_sgd", optimizer="adam", lr=3e-3)
+    c.client = slot("client", "local_sgd", optimizer="adam", lr=3e-3, schedule="exponential", schedule_decay=0.8)
     c.task = slot("task", "classification")
     c.model = slot("model", "cnn", width=8, blocks=4, classes=0)
     c.attack = slot("attack", "share_leakage")

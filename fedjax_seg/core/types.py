@@ -239,6 +239,8 @@ class Meeting(NamedTuple):
       group: int32 [C], the cluster of a row, below C; its members exchange with each other only.
       links: bool [C, C], symmetric, without diagonal: these two exchange shares, keys or masks.
       key: of this round's secrets; nothing else of the run depends on it.
+      dither: key of the rounding of messages to fixed point, no secret; None = `key`. Where it is the same under two
+        protocols, so are the integers that they sum, and the sums to the bit.
       place: int32 [C], of a row in the order in which members speak one after the other; None where all speak at once.
     """
 
@@ -249,6 +251,7 @@ class Meeting(NamedTuple):
     links: Array
     key: Array
     place: Array | None = None
+    dither: Array | None = None
 
 
 class SecureSum(NamedTuple):

@@ -29,7 +29,7 @@ from fedjax_seg.federation import client_axis, server
 from fedjax_seg.federation.dropout import Dropout
 from fedjax_seg.federation.local_batches import BatchesOf
 
-SAMPLER, CLIENTS, AGGREGATOR, INIT, SECRETS, DROPOUT, WITNESS = range(7)  # streams of the run's key
+SAMPLER, CLIENTS, AGGREGATOR, INIT, SECRETS, DROPOUT, WITNESS, ROUNDING = range(8)  # streams of the run's key
 SHUFFLE, TRAIN, ENCODE = range(3)  # streams of a client's key
 
 
@@ -117,6 +117,8 @@ def gather(parts: Parts, state: FederatedState, plan: Plan, secrets: int = SECRE
         there = able & ~before & ~after
         return Gathering(drawn, Cohort(drawn.clients, there), (before, after), jnp.zeros_like(able), None)
     meeting = parts.secure.meet(Cohort(drawn.clients, able & ~before), ~after, stream(key, secrets, parts.salt, round))
+    # Not salted: protocols that sum integers sum the same ones, and give the same model to the bit.
+    meeting = meeting._replace(dither=stream(key, ROUNDING, round))
     left_out = able & ~before & ~after & ~meeting.counts
     return Gathering(drawn, Cohort(drawn.clients, meeting.counts), (before, after), left_out, meeting)
 

@@ -107,8 +107,13 @@ def encode(message: Tree, key: Array, form: Format) -> tuple[Tree, Array]:
 
 def words_of(message: Tree, row: Array, meeting: Meeting, form: Format) -> tuple[Tree, Array]:
     """`encode` with the dither of this client in this round, whichever row it has."""
-    client = meeting.clients[row]
-    return encode(message, jax.random.fold_in(jax.random.fold_in(meeting.key, _ROUNDING), client), form)
+    return encode(message, rounding_key(meeting, row), form)
+
+
+def rounding_key(meeting: Meeting, row: Array) -> Array:
+    """Of the dither of one row's message."""
+    base = meeting.key if meeting.dither is None else meeting.dither
+    return jax.random.fold_in(jax.random.fold_in(base, _ROUNDING), meeting.clients[row])
 
 
 def decode(words: Tree, frac: int) -> Tree:

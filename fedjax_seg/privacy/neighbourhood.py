@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_seg.core.types import Array, Meeting
 
-DITHER, GRAPH, SECRETS = range(3)  # what is drawn from a meeting's key
+GRAPH, SECRETS = range(1, 3)  # what is drawn from a meeting's key
 
 
 class Request(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_seg.core import checks, tree
 from fedjax_seg.core.types import Array, Cohort, Meeting, SecureSum, Tree
 from fedjax_seg.privacy import fixed_point, key_agreement, neighbourhood, threefry_masks
-from fedjax_seg.privacy.neighbourhood import DITHER, Masks, Request
+from fedjax_seg.privacy.neighbourhood import Masks, Request
 
 PRGS = ("threefry", *key_agreement.CIPHERS)
 Links = Callable[[Cohort, Array, Array], Array]
@@ -159,15 +159,10 @@ def _meet(links: Links) -> Callable[[Cohort, Array, Array], Meeting]:
 def _seal(masks: Masks, form: fixed_point.Format) -> Callable[[Tree, Array, Meeting], tuple[Tree, Mapping[str, Array]]]:
     def seal(message: Tree, row: Array, meeting: Meeting) -> tuple[Tree, Mapping[str, Array]]:
         row = jnp.clip(row, 0, meeting.clients.shape[0] - 1)  # a lane without a client is outside
-        words, saturated = fixed_point.encode(message, dither_key(meeting, row), form)
+        words, saturated = fixed_point.words_of(message, row, meeting, form)
         return fixed_point.add(words, masks.of(meeting, row, fixed_point.size_of(message))), {"saturated": saturated}
 
     return seal
-
-
-def dither_key(meeting: Meeting, row: Array) -> Array:
-    """Of the rounding of a row's message."""
-    return jax.random.fold_in(jax.random.fold_in(meeting.key, DITHER), meeting.clients[row])
 
 
 def _open(

@@ -67,7 +67,7 @@ def played(name, places, absent=(), gone=(), late=(), seed=1):
 def encoded(places):
     """int64 [C, D]: what goes into the sum, by the encoding alone; the key of `played` decides the rounding."""
     meeting = Meeting(jnp.asarray(ids(places), jnp.int32), *[jnp.zeros(places, bool)] * 4, jax.random.key(1))
-    encode = lambda row, x: fixed_point.flat(fixed_point.encode(x, secagg.dither_key(meeting, row), FORM)[0])
+    encode = lambda row, x: fixed_point.flat(fixed_point.encode(x, fixed_point.rounding_key(meeting, row), FORM)[0])
     words = quick(jax.vmap(encode))(jnp.arange(places), messages(places))
     return np.asarray(words).view(np.int32).astype(np.int64)
 
