@@ -97,8 +97,8 @@ def _heat(axis: Axes, matrix: np.ndarray) -> AxesImage:
 
 def _large(axis: Axes, matrix: np.ndarray, classes: Sequence[str], numbered: bool) -> AxesImage:
     image, ticks, many = _heat(axis, matrix), range(len(classes)), len(classes) > _PRINTED
-    labels = [f"{i + 1}  {name}" if numbered or many else str(name) for i, name in enumerate(classes)]
-    short = [str(i + 1) for i in ticks] if many else labels
+    labels = [f"{i}  {name}" if numbered or many else str(name) for i, name in enumerate(classes)]
+    short = [str(i) for i in ticks] if many else labels
     flat = many or max(map(len, labels)) * len(classes) <= _LINE
     turned: dict[str, Any] = {} if flat else {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
     axis.set_xticks(ticks, short, fontsize=7 if many else 10, **turned)
@@ -117,8 +117,8 @@ def _small(axis: Axes, matrix: np.ndarray, site: str) -> None:
     count, share = len(matrix), shares(matrix)
     every = 1 if count <= _PRINTED else math.ceil(count / _PRINTED)
     ticks = range(0, count, every)
-    axis.set_xticks(ticks, [str(t + 1) for t in ticks], fontsize=7)
-    axis.set_yticks(ticks, [str(t + 1) for t in ticks], fontsize=7)
+    axis.set_xticks(ticks, [str(t) for t in ticks], fontsize=7)
+    axis.set_yticks(ticks, [str(t) for t in ticks], fontsize=7)
     axis.tick_params(length=2, pad=2)
     axis.set_title(f"{canvas.short(site)}\n{matrix.sum()} cases", fontsize=8)
     for i, j in np.ndindex(matrix.shape) if count <= _PRINTED else ():

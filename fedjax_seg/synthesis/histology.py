@@ -1,10 +1,9 @@
 """Synthetic tiles of lung histology in haematoxylin and eosin, one stain per hospital, as an image folder."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,11 +11,11 @@ from fedjax_seg.core import checks
 from fedjax_seg.synthesis import histology_fields, histology_stain, histology_stroma, histology_tissue, png
 from fedjax_seg.synthesis.contact_sheet import figure, save_figure
 from fedjax_seg.synthesis.histology_stain import Stain
-from fedjax_seg.synthesis.storage import write_whole
+from fedjax_seg.synthesis.storage import prepared, write_whole
 
 GENERATOR = "histology tiles (procedural; no real patient, nothing fitted to data)"
 VERSION = 1  # raised whenever the same options give other pixels
-NOTE, TABLE, SHEET = "generator.json", "metadata.csv", "contact_sheet.png"
+TABLE, SHEET = "metadata.csv", "contact_sheet.png"
 FIELD_UM = 96.0  # side of a tile at zoom 1
 _ZOOM = (0.8, 1.25)
 _PLAN, _STAIN, _SLIDE, _TILE = range(4)  # what a random number is for
@@ -93,7 +92,7 @@ def histology(
         "regions": regions,
         "stain_values": {_site(k, len(hospitals)): s.described() for k, s in enumerate(stains)},
     }
-    root = _prepared(Path(folder), about)
+    root = prepared(Path(folder), about)
     table = root / TABLE
     if table.is_file():  # written last
         return root
@@ -171,21 +170,6 @@ def _random(seed: int, *path: int) -> np.random.Generator:
 
 def _site(hospital: int, hospitals: int) -> str:
     return f"hospital_{hospital + 1:0{len(str(hospitals))}d}"
-
-
-def _prepared(root: Path, about: dict[str, Any]) -> Path:
-    """The folder, made; the options are written first, so that a stopped output can be told from foreign files."""
-    text = json.dumps(about, indent=1) + "\n"
-    note = root / NOTE
-    if root.is_dir() and any(root.iterdir()) and (not note.is_file() or note.read_text(encoding="utf-8") != text):
-        held = "a data set of other options" if note.is_file() else "other files"
-        raise checks.UserError(f"synthesis: {root} holds {held}; name a new or empty folder")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        write_whole(note, text.encode())
-    except OSError as error:
-        raise checks.UserError(f"synthesis: {root} cannot be written ({error.strerror}); name another") from None
-    return root
 
 
 def _save_sheet(path: Path, tiles: dict[tuple[int, int], np.ndarray], hospitals: int, classes: Sequence[str]) -> None:

@@ -1,24 +1,22 @@
 """Synthetic brain MRI with gliomas at many sites, written as a FeTS folder."""
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedjax_seg.core import checks
 from fedjax_seg.data import nifti
 from fedjax_seg.synthesis import mri_fields, mri_scanner, mri_subjects
-from fedjax_seg.synthesis.storage import write_whole
+from fedjax_seg.synthesis.storage import prepared, write_whole
 
 GENERATOR = (
     "mri phantoms (procedural; tumour volumes follow statistics of BraTS 2020, no image is or holds a patient's)"
 )
 VERSION = 1  # raised whenever the same options give other voxels
-NOTE, TABLE = "generator.json", "partitioning.csv"
+TABLE = "partitioning.csv"
 # Subjects per site in FeTS 2022, sites 1, 2, ...: partitioning_1.csv and partitioning_2.csv of the challenge.
 PARTITIONS = {
     "1": (511, 6, 15, 47, 22, 34, 12, 8, 4, 8, 14, 11, 35, 6, 13, 30, 9, 382, 4, 33, 35, 7, 5),
@@ -78,7 +76,7 @@ def mri(
         "site_values": {str(k + 1): mri_subjects.site_of(seed, k).described() for k in range(len(counts))},
         "site_ranges": {name: list(values) for name, values in mri_scanner.RANGES.items()},
     }
-    root = _prepared(Path(folder), about)
+    root = prepared(Path(folder), about)
     rows = list(_rows(counts))
     workers = int(np.clip(6e7 // np.prod(size), 1, os.cpu_count() or 1))  # a subject of 9 M voxels takes 1 GB
     with ThreadPoolExecutor(workers) as pool:
@@ -115,18 +113,3 @@ def _write(root: Path, name: str, seed: int, site: int, number: int, size: Seque
     folder.mkdir(exist_ok=True)
     for part, array in {**drawn.images, "seg": drawn.labels}.items():
         nifti.write_volume(files[part], array, mri_fields.affine(size))
-
-
-def _prepared(root: Path, about: dict[str, Any]) -> Path:
-    """The folder, made; the options are written first, so that a stopped output can be told from foreign files."""
-    text = json.dumps(about, indent=1) + "\n"
-    note = root / NOTE
-    if root.is_dir() and any(root.iterdir()) and (not note.is_file() or note.read_text(encoding="utf-8") != text):
-        held = "a data set of other options" if note.is_file() else "other files"
-        raise checks.UserError(f"synthesis: {root} holds {held}; name a new or empty folder")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        write_whole(note, text.encode())
-    except OSError as error:
-        raise checks.UserError(f"synthesis: {root} cannot be written ({error.strerror}); name another") from None
-    return root
