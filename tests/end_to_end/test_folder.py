@@ -33,7 +33,7 @@ def test_everything_is_there(run):
     names = {p.relative_to(run).as_posix() for p in run.rglob("*") if "checkpoints/3/" not in p.as_posix()}
     figures = {
         f"figures/{n}.{s}"
-        for n in ("convergence", "site_boxes", "update_norms", "participation")
+        for n in ("confusion", "convergence", "site_boxes", "update_norms", "participation")
         for s in ("png", "csv")
     }
     expected = {
@@ -121,12 +121,12 @@ def test_report_needs_nothing_else(run):
     page = (run / "report.html").read_text()
     loads = Loads()
     loads.feed(page)
-    assert len(loads.found) == 4
+    assert len(loads.found) == 5
     assert all(link.startswith("data:image/png;base64,") for link in loads.found)
     assert "http" not in page and "@import" not in page and "url(" not in page and "<script" not in page
     text = (run / "report.md").read_text()
     pictures = re.findall(r"!\[.*\]\(<(.+)>\)", text)
-    assert len(pictures) == 4 and all((run / path).is_file() for path in pictures)
+    assert len(pictures) == 5 and all((run / path).is_file() for path in pictures)
     assert "FedHAvg-ext" in text and "not for clinical use" in text
 
 

@@ -11,6 +11,7 @@ from fedjax_seg.report import runs
 CONFIG = ROOT / "configs" / "smc_histopathology.py"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compile", "no_figures")
 def test_a_round_on_lc25000_is_the_same_under_a_secure_sum(real, tmp_path):
     found = {}
