@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_seg import aggregation, attacks, clients, consistency, tasks
-from fedjax_seg.core import checks
+from fedjax_seg.core import checks, tree
 from fedjax_seg.core.types import Aggregator, Array, Client, FederatedState, Sampler, Task
 from fedjax_seg.data import augment, federated
 from fedjax_seg.federation import (
@@ -53,7 +53,8 @@ class Experiment(NamedTuple):
       outputs, evidence: (state, index [R, K, T], train_sizes [R, K]) -> {name: [R, K, T, ...]}; `evidence` is None
         where no attack asks for it. Of cases that stay on disk, `outputs` gives what `task.reduce` makes of them, and
         takes `each`: (replica, client, position, outputs of one case) -> None, for what must see the masks.
-      witness: (state, plan, entries) -> federation.witness of every replica, leaves [R, ...].
+      witness: (state, plan, entries) -> federation.witness of the first replica and, where replicas have devices of
+        their own, of the next ones; leaves [at least 1, ...].
     """
 
     config: ml_collections.ConfigDict
@@ -226,7 +227,8 @@ def _witness(parts, make_batches, how, arrays) -> Callable[..., Any]:
         def seen(state: FederatedState, plan: Any, shared: Any) -> Any:
             return witness.witness(parts._replace(batches_of=make_batches(shared)), state, plan, how.lanes, entries)
 
-        return replicas.over_replicas(how, seen)(state, plan, arrays)
+        few = slice(how.mesh.shape["replica"])  # one on each of their devices: only the first is looked at
+        return replicas.over_replicas(how, seen)(tree.rows(state, few), tree.rows(plan, few), arrays)
 
     return of_replicas
 

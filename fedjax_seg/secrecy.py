@@ -15,8 +15,8 @@ from fedjax_seg.data import csv_table
 from fedjax_seg.privacy import communication, cost_comparison, latency
 from fedjax_seg.rehearsal import message_entries
 from fedjax_seg.report.rows import SERVER
+from fedjax_seg.report.secrecy_report import SPLIT
 
-SPLIT = "communication"  # of the ledger's rows in the metrics
 NETWORK_COLUMNS = ("site", "rtt_ms", "mbit_s")
 NEIGHBOURS = 12  # of SecAgg+ in comparisons of runs without it
 SHOWN = 400  # entries of an update in the figure of the leak
@@ -192,10 +192,10 @@ def leakage(experiment: Experiment, state: Any, plan: Any) -> dict[str, Any]:
     if not seen.counts.any():
         return {}
     parts, one = experiment.parts, int(np.flatnonzero(seen.counts)[0])
-    if any(part.mechanism and part.mechanism.formal for part in (parts.client, parts.aggregator)):
-        return {"rows": attack.run(seen), "picture": None}  # numbers of an update, without noise, belong in no report
-    picture = attack.picture(seen, one, count=SHOWN)
-    drawn = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in picture.items()}
+    drawn = None  # beside a privacy claim: numbers of an update, without noise, belong in no report
+    if not any(part.mechanism and part.mechanism.formal for part in (parts.client, parts.aggregator)):
+        picture = attack.picture(seen, one, count=SHOWN)
+        drawn = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in picture.items()}
     return {"rows": attack.run(seen), "picture": drawn}
 
 

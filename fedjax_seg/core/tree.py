@@ -54,6 +54,11 @@ def scale(tree: Tree, factor: Any) -> Tree:
     return jax.tree.map(lambda x: x * factor, tree)
 
 
+def size(tree: Tree) -> int:
+    """D, the entries of all leaves."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
 def flat(tree: Tree) -> jax.Array:
     """[D], all leaves one after the other, in the order of jax.tree.leaves."""
     return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])

@@ -10,7 +10,7 @@ from fedjax_seg.core.checks import UserError
 from fedjax_seg.data import csv_table
 from fedjax_seg.data.bag_files import ENDINGS
 from fedjax_seg.data.image_cohort import listed
-from fedjax_seg.data.image_table import SPLITS, ImageTable, Row, below_root, is_junk
+from fedjax_seg.data.image_table import SPLITS, ImageTable, Row, below_root, is_junk, repeats
 from fedjax_seg.data.tcga import barcode
 
 TABLE, PATIENT, SITE = "metadata.csv", "patient", "site"
@@ -61,7 +61,7 @@ def read_bag_table(
         if not lines:
             raise UserError(f"{path}: a header but no row; a row per slide expected")
         rows, faults, skipped = _rows(base, header, lines, patient_column, "" if optional else column)
-        faults += _repeats(rows)
+        faults += repeats(rows)
     elif table == TABLE:
         path, delimiter, rows, faults, skipped = None, ",", _folders(base), [], []
         content = "\n".join(r.image for r in rows).encode()
@@ -139,17 +139,6 @@ def _below(base: Path, text: str) -> tuple[str, list[str]]:
     if name and not name.lower().endswith(ENDINGS):
         name = next((name + end for end in ENDINGS if (base / (name + end)).is_file()), name)
     return name, faults
-
-
-def _repeats(rows: Sequence[Row]) -> list[str]:
-    first: dict[str, int] = {}
-    for row in rows:
-        first.setdefault(row.image, row.line)
-    return [
-        f"line {row.line}: {row.image} is already in line {first[row.image]}; delete one of the two rows"
-        for row in rows
-        if row.image and first[row.image] != row.line
-    ]
 
 
 def _folders(base: Path) -> list[Row]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,18 @@ SCALES = {
     "imagenet": Scale((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "ImageNet, as torchvision documents them"),
     "none": Scale((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), "values stay in [0, 1]"),
 }
+
+
+def standardise(x: np.ndarray, scale: Scale) -> None:
+    """Of x [N, H, W, 3], in place."""
+    np.subtract(x, np.array(scale.mean, np.float32), out=x)
+    np.divide(x, np.array(scale.std, np.float32), out=x)
+
+
+def described(normalise: str) -> dict[str, Any]:
+    """The entry 'normalise' of `about`: how pictures come back from x."""
+    scale = SCALES[normalise]
+    return {"name": normalise, "mean": list(scale.mean), "std": list(scale.std), "source": scale.source}
 
 
 def histopathology(
@@ -143,8 +155,7 @@ def histopathology(
     assigned, roles = image_clients.divide(rows, y, None, division)
     shifts = _shifted(cases.x, assigned, stain, seed)
     scale = SCALES[normalise]
-    np.subtract(cases.x, np.array(scale.mean, np.float32), out=cases.x)
-    np.divide(cases.x, np.array(scale.std, np.float32), out=cases.x)
+    standardise(cases.x, scale)
     read = options.input_text(look, masks=False, zooms=[one.zoom for one in cases.seen if one])
     text = f"{read}; stain shift per client: {stain:g}"
     about = {
@@ -152,7 +163,7 @@ def histopathology(
         **image_cohort.origin(base),
         "target": "label",
         "input": f"{text}; normalise: {normalise} ({scale.source})",
-        "normalise": {"name": normalise, "mean": list(scale.mean), "std": list(scale.std), "source": scale.source},
+        "normalise": described(normalise),
         "stain": {"strength": stain, "clients": shifts},
         "partition": options.partition_text(division) + _origin_of_sites(division, found, groups.sites),
         "split_rule": options.split_text(sum(bool(r.split) for r in rows), len(rows), division, val),

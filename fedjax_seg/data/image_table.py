@@ -138,7 +138,7 @@ def read_image_table(path: Path, columns: Columns, base: Path) -> ImageTable:
             continue
         rows.append(row)
         faults += [f"line {line}: {fault}" for fault in wrong]
-    faults += _repeats(rows)
+    faults += repeats(rows)
     sha = hashlib.sha256(content).hexdigest()
     return ImageTable(path, sha, delimiter, bool(columns.patient), tuple(rows), tuple(faults), tuple(skipped))
 
@@ -213,7 +213,8 @@ def _spacing(text: str, image: str) -> tuple[tuple[float, float] | None, list[st
     return (parts[0], parts[-1]), []
 
 
-def _repeats(rows: Sequence[Row]) -> list[str]:
+def repeats(rows: Sequence[Row]) -> list[str]:
+    """Faults: rows of a file that an earlier row names."""
     first: dict[str, int] = {}
     faults = []
     for row in rows:

@@ -12,7 +12,7 @@ from fedjax_seg.data import image_clients, image_cohort, prepared_tfds
 from fedjax_seg.data import image_options as options
 from fedjax_seg.data import image_report as reporting
 from fedjax_seg.data.federated import FederatedData
-from fedjax_seg.data.histopathology import SCALES
+from fedjax_seg.data.histopathology import SCALES, described, standardise
 from fedjax_seg.data.image_cases import Cases, Seen
 from fedjax_seg.data.image_clients import Clients, Division
 from fedjax_seg.data.image_table import ImageTable, Row
@@ -81,8 +81,7 @@ def tfds_images(
     assigned, roles = _divided(rows, y, parts, division)
     scale, read = SCALES[normalise], options.input_text(look, False, [one.zoom for one in cases.seen if one])
     if normalise != "none":
-        np.subtract(cases.x, np.array(scale.mean, np.float32), out=cases.x)
-        np.divide(cases.x, np.array(scale.std, np.float32), out=cases.x)
+        standardise(cases.x, scale)
     about = {
         "name": "tfds_images",
         "generator": f"TFDS {dataset} {builder.info.version}",
@@ -90,7 +89,7 @@ def tfds_images(
         "synthetic": False,
         "target": "label",
         "input": f"{read}; normalise: {normalise} ({scale.source})",
-        "normalise": {"name": normalise, "mean": list(scale.mean), "std": list(scale.std), "source": scale.source},
+        "normalise": described(normalise),
         "partition": options.partition_text(division),
         "split_rule": options.split_text(0, len(rows), division, "unused"),
         "patients": f"{group_pattern!r} in the ids of cases" if pattern else reporting.NO_PATIENTS,

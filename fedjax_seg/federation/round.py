@@ -130,11 +130,10 @@ def local_round(parts: Parts, state: FederatedState, plan: Plan, meeting: Meetin
     """
     key, round = jax.random.wrap_key_data(state.key), state.round
     told = parts.aggregator.broadcast(state.aggregator)
-    noisy = parts.client.mechanism is not None or parts.aggregator.mechanism is not None
 
     def train_one(client: Array, present: Array, personal: Tree) -> tuple[Tree, Tree, dict[str, Array]]:
-        client_key = _salted(stream(key, CLIENTS, round, client), parts.salt * noisy)
-        local = batches(parts, plan, client, present, client_key)
+        client_key = _salted(parts, stream(key, CLIENTS, round, client))
+        local = _batches(parts, plan, client, present, client_key)
         update, personal = parts.client.train(
             state.variables, personal, local, stream(client_key, TRAIN), round=round, broadcast=told
         )
@@ -175,7 +174,7 @@ def one_round(
     key, round = jax.random.wrap_key_data(state.key), state.round
     there = gather(parts, state, plan)
     cohort, meeting, memory = there.cohort, there.meeting, parts.sampler.memory
-    steps = jax.vmap(lambda c, p: batches(parts, plan, c, p, key).steps)(cohort.clients, cohort.present)
+    steps = steps_of(parts, state, plan, cohort)
     summed = (parts.secure.reads if parts.secure else parts.aggregator.reads) == "sum"
     total, personal, info, executed = client_axis.run(
         local_round(parts, state, plan, meeting), cohort, steps, state.personal, how, summed
@@ -183,14 +182,13 @@ def one_round(
     counted, failed = Cohort(cohort.clients, info["ok"]), jnp.zeros((), bool)
     if parts.secure and meeting is not None:
         total, failed = parts.secure.open(total, meeting, counted.present)
-    noisy = parts.client.mechanism is not None or parts.aggregator.mechanism is not None
     delta, aggregator, scalars = parts.aggregator.decode(
         total,
         counted,
         state.aggregator,
         variables=state.variables,
         round=round,
-        key=_salted(stream(key, AGGREGATOR, round), parts.salt * noisy),
+        key=_salted(parts, stream(key, AGGREGATOR, round)),
     )
     variables, server_opt = server.step(parts.server, state.variables, delta, state.server_opt)
     empty = jnp.sum(jnp.where(counted.present, info["weight"], 0)) <= 0
@@ -222,7 +220,13 @@ def one_round(
     return new, record | _exchange(parts, there, info["ok"])
 
 
-def batches(parts: Parts, plan: Plan, client: Array, present: Array, client_key: Array) -> Any:
+def steps_of(parts: Parts, state: FederatedState, plan: Plan, cohort: Cohort) -> Array:
+    """int32 [C], the local steps of every row; they do not depend on the key of the shuffle."""
+    key = jax.random.wrap_key_data(state.key)
+    return jax.vmap(lambda c, p: _batches(parts, plan, c, p, key).steps)(cohort.clients, cohort.present)
+
+
+def _batches(parts: Parts, plan: Plan, client: Array, present: Array, client_key: Array) -> Any:
     """The local data of one client; none of an absent one."""
     size = jnp.where(present, plan.train_sizes[client], 0)
     return parts.batches_of(plan.train[client], size, client, stream(client_key, SHUFFLE))
@@ -234,8 +238,10 @@ def _formal(parts: Parts) -> bool:
     return mechanism is not None and mechanism.formal
 
 
-def _salted(key: Array, salt: int) -> Array:
-    return stream(key, salt) if salt else key
+def _salted(parts: Parts, key: Array) -> Array:
+    """The key of whatever may draw noise: salted in runs with a mechanism, which others would tell the noise of."""
+    noisy = parts.client.mechanism is not None or parts.aggregator.mechanism is not None
+    return stream(key, parts.salt) if noisy and parts.salt else key
 
 
 def _finite(update: ClientUpdate) -> Array:

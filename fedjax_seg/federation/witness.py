@@ -5,7 +5,6 @@ For demonstrations of what leaks; nothing of it enters a run's state or numbers.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -37,9 +36,7 @@ def witness(
         return {"message": _picked(model, columns), "clean": _picked(update.delta["params"], columns)}
 
     bare = parts._replace(aggregator=parts.aggregator._replace(encode=encode), secure=None)
-    key = jax.random.wrap_key_data(state.key)
-    cohort = there.cohort
-    steps = jax.vmap(lambda c, p: round.batches(bare, plan, c, p, key).steps)(cohort.clients, cohort.present)
+    steps = round.steps_of(bare, state, plan, there.cohort)
     train_one = round.local_round(bare, state, plan, None)
     seen, _, info, _ = client_axis.run(train_one, there.cohort, steps, state.personal, how, False)
     found: dict[str, Any] = {
@@ -56,7 +53,7 @@ def witness(
 
 def _columns(params: Tree, entries: int) -> np.ndarray:
     """int [D], evenly spaced positions in the flattened parameters."""
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    size = tree.size(params)
     return np.linspace(0, size - 1, min(entries, size)).round().astype(np.int64)
 
 

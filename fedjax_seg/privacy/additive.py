@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_seg.core import checks
+from fedjax_seg.core import checks, tree
 from fedjax_seg.core.types import Array, Cohort, Meeting, SecureSum, Tree
 from fedjax_seg.privacy import clusters as dealing
 from fedjax_seg.privacy import fixed_point
@@ -151,7 +151,7 @@ def exchanged(words: Tree, row: Array, others: Array, meeting: Meeting) -> Tree:
 
     What it keeps is words - sum_j s_kj, what it gets is sum_j s_jk. Only streams of the others are drawn, two each.
     """
-    size, row = fixed_point.size_of(words), jnp.asarray(row, jnp.int32)
+    size, row = tree.size(words), jnp.asarray(row, jnp.int32)
     partner = jnp.nonzero(others, size=others.shape[0], fill_value=0)[0].astype(jnp.int32)
 
     def swap(i: Array, words: Tree) -> Tree:
@@ -167,7 +167,7 @@ def without(total: Tree, meeting: Meeting, arrived: Array) -> Tree:
     """
     missing = meeting.counts & ~arrived
     pairs = meeting.links & arrived[:, None] & missing[None, :]
-    size, places = fixed_point.size_of(total), arrived.shape[0]
+    size, places = tree.size(total), arrived.shape[0]
     pair = jnp.nonzero(pairs.reshape(-1), size=places * places, fill_value=0)[0].astype(jnp.int32)
 
     def undo(p: Array, total: Tree) -> Tree:

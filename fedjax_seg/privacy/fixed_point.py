@@ -123,11 +123,6 @@ def decode(words: Tree, frac: int) -> Tree:
     return jax.tree.map(lambda w: jax.lax.bitcast_convert_type(w, jnp.int32).astype(jnp.float32) * scale, words)
 
 
-def size_of(tree: Tree) -> int:
-    """D, the entries of a message."""
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
 def split(flat: Array, leaves: list) -> list[Array]:
     """[D] cut into pieces of the leaves' shapes, in their order."""
     ends = np.cumsum([leaf.size for leaf in leaves])
@@ -138,11 +133,6 @@ def add(words: Tree, mask: Array) -> Tree:
     """words + mask modulo 2^32; mask uint32 [D] in the order of the leaves."""
     leaves, structure = jax.tree.flatten(words)
     return jax.tree.unflatten(structure, [w + m for w, m in zip(leaves, split(mask, leaves), strict=True)])
-
-
-def flat(tree: Tree) -> Array:
-    """[D], the leaves in their order."""
-    return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
 
 
 def stream(key: Array, size: int) -> Array:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_seg.core.types import Array, Meeting
+from fedjax_seg.privacy import clusters as dealing
 
 GRAPH, SECRETS = range(1, 3)  # what is drawn from a meeting's key
 
@@ -59,10 +60,7 @@ def harary(clients: Array, joined: Array, key: Array, neighbours: int) -> Array:
     Source: Bell et al. (2020), Algorithm 2 and section 3.3 (k-regular, k-connected). With at most `neighbours` + 1
     joined rows it is the full graph. The order depends on the key and the client ids, not on the order of the rows.
     """
-    own = jax.random.fold_in(key, GRAPH)
-    score = jax.vmap(lambda client: jax.random.bits(jax.random.fold_in(own, client), (), jnp.uint32))(clients)
-    order = jnp.lexsort((clients, score, ~joined))  # the last is the first key: absent rows at the end
-    place = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0]))
+    place = dealing.ranks(jax.random.fold_in(key, GRAPH), clients, joined)
     apart = jnp.abs(place[:, None] - place[None])
     near = jnp.minimum(apart, jnp.sum(joined) - apart) <= neighbours // 2
     return full(joined) & near

@@ -160,7 +160,7 @@ def _seal(masks: Masks, form: fixed_point.Format) -> Callable[[Tree, Array, Meet
     def seal(message: Tree, row: Array, meeting: Meeting) -> tuple[Tree, Mapping[str, Array]]:
         row = jnp.clip(row, 0, meeting.clients.shape[0] - 1)  # a lane without a client is outside
         words, saturated = fixed_point.words_of(message, row, meeting, form)
-        return fixed_point.add(words, masks.of(meeting, row, fixed_point.size_of(message))), {"saturated": saturated}
+        return fixed_point.add(words, masks.of(meeting, row, tree.size(message))), {"saturated": saturated}
 
     return seal
 
@@ -173,7 +173,7 @@ def _open(
         request = Request(*neighbourhood.requests(meeting.joined, arrived), arrived)
         failed = neighbourhood.below_threshold(meeting, request, table)
         request = Request(*(ask & ~failed for ask in request))  # an aborted round asks for nothing
-        left = masks.left(meeting, request, fixed_point.size_of(total))
+        left = masks.left(meeting, request, tree.size(total))
         summed = fixed_point.decode(fixed_point.add(total, -left), form.frac)
         return tree.where(failed, tree.zeros_like(summed), summed), failed
 

@@ -12,7 +12,7 @@ from fedjax_seg.report.html import Section
 from fedjax_seg.report.runs import Run, replicas_of
 from fedjax_seg.report.tables import Cell, Table
 
-SPLIT = "communication"
+SPLIT = "communication"  # of the ledger's rows in the metrics
 _AS_SENT = 1e-3  # relative error of what the server reads: rounding, no noise
 
 
@@ -170,9 +170,9 @@ def side_by_side(runs: Sequence[Run], metrics: Sequence[str]) -> Table:
     columns += [("recovered", c) for c in ("a neighbour", "all others of a cluster", "the server")]
     caption = (
         "Metrics: unweighted means over sites; mean ± sample standard deviation over folds and seeds. A round: what is"
-        " sent up and between hospitals,"
-        " sequential steps, and the time of the latency model. Recovered: the worst case over hospitals, and the cosine"
-        " of the recovered with the true update, mean over hospitals; n/a where the run shows no leak."
+        " sent up and between hospitals, sequential steps, and the time of the latency model. Recovered: the worst case"
+        " over hospitals, and the cosine of the recovered with the true update, mean over hospitals; n/a where the run"
+        " shows no leak."
     )
     directions = [found[m][0] for m in metrics] + [""] * 7
     rows = tuple(run.label for run in runs)

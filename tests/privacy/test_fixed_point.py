@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_sums import quick_jit
 
+from fedjax_seg.core import tree as trees
 from fedjax_seg.core.checks import UserError
 from fedjax_seg.core.types import Meeting
 from fedjax_seg.privacy import fixed_point
@@ -138,9 +139,9 @@ def test_sums_are_exact_in_any_order_where_floats_are_not():
 
 def test_trees_of_words():
     tree = {"a": jnp.arange(6, dtype=jnp.uint32).reshape(2, 3), "b": jnp.uint32(7), "c": jnp.zeros((0,), jnp.uint32)}
-    flat = fixed_point.flat(tree)
+    flat = trees.flat(tree)
     np.testing.assert_array_equal(flat, [0, 1, 2, 3, 4, 5, 7])
-    assert fixed_point.size_of(tree) == 7
+    assert trees.size(tree) == 7
     masked = fixed_point.add(tree, jnp.full(7, 2**32 - 1, jnp.uint32))  # adding -1
     np.testing.assert_array_equal(masked["a"], [[2**32 - 1, 0, 1], [2, 3, 4]])
     assert masked["b"].shape == () and int(masked["b"]) == 6 and masked["c"].shape == (0,)

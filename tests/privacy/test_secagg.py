@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_seg.core import tree
 from fedjax_seg.core.checks import UserError
 from fedjax_seg.core.types import Cohort, Meeting
 from fedjax_seg.privacy import fixed_point, neighbourhood, secagg, shamir
@@ -67,7 +68,7 @@ def played(name, places, absent=(), gone=(), late=(), seed=1):
 def encoded(places):
     """int64 [C, D]: what goes into the sum, by the encoding alone; the key of `played` decides the rounding."""
     meeting = Meeting(jnp.asarray(ids(places), jnp.int32), *[jnp.zeros(places, bool)] * 4, jax.random.key(1))
-    encode = lambda row, x: fixed_point.flat(fixed_point.encode(x, fixed_point.rounding_key(meeting, row), FORM)[0])
+    encode = lambda row, x: tree.flat(fixed_point.encode(x, fixed_point.rounding_key(meeting, row), FORM)[0])
     words = quick(jax.vmap(encode))(jnp.arange(places), messages(places))
     return np.asarray(words).view(np.int32).astype(np.int64)
 
@@ -78,7 +79,7 @@ def rows_of(stacked):
 
 
 def flat(sum_):
-    return np.asarray(fixed_point.flat(sum_), np.float64)
+    return np.asarray(tree.flat(sum_), np.float64)
 
 
 SCENES = [
