@@ -152,7 +152,8 @@ def local_dp(
         message = bounded(update, broadcast, variables=variables, key=key)
         return noise.add(message, key, stddev)
 
-    mechanism = gaussian.mechanism_of("client", 2 * float(clip), z, "replace-one")._replace(local=True)
+    proof = "two clipped updates of one client differ by at most 2C, whatever its data are"
+    mechanism = gaussian.mechanism_of("client", 2 * float(clip), z, "replace-one", proof)._replace(local=True)
     return plain._replace(encode=encode, mechanism=mechanism)
 
 

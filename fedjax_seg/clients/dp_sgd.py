@@ -99,7 +99,8 @@ def dp_sgd(
 
     z = float(noise_multiplier)
     reasons = long_tailed.objections(z)
-    mechanism = Mechanism(unit, float(clip), z, "zero-out", not reasons, reasons=reasons)
+    proof = f"the sum of clipped gradients changes by that of one {unit}, ||g|| <= C (clipped and checked per {unit})"
+    mechanism = Mechanism(unit, float(clip), z, "zero-out", not reasons, reasons=reasons, proof=proof)
     return client._replace(init=init, mechanism=mechanism)
 
 

@@ -69,10 +69,10 @@ class ProvenBound(NamedTuple):
 
 
 class AuditedLowerBound(NamedTuple):
-    """What an auditor found; never calibrates noise."""
+    """What an auditor found; never calibrates noise. `witness`: the inputs that show it (privacy.audit.Witness)."""
 
     value: float
-    witness: str
+    witness: Any
 
 
 class Mechanism(NamedTuple):
@@ -87,6 +87,10 @@ class Mechanism(NamedTuple):
       reasons: why none does.
       per: 'model' (one release per round or step) or 'tensor' (one for every tensor).
       local: whether noise comes before anything leaves the client, so that the server need not be trusted.
+      proof: why the sensitivity holds, in a sentence (ProvenBound.proof).
+      span: 0: every round is a release of its own. T > 0: the noise of T rounds is correlated and all of them are ONE
+        release, whose sensitivity holds for a client that is in at most `participations` of them, at least
+        `separation` rounds apart.
     """
 
     unit: str
@@ -97,6 +101,10 @@ class Mechanism(NamedTuple):
     reasons: tuple[str, ...] = ()
     per: str = "model"
     local: bool = False
+    proof: str = ""
+    span: int = 0
+    separation: int = 1
+    participations: int = 0
 
 
 class Cohort(NamedTuple):
@@ -139,6 +147,9 @@ class Sampler(NamedTuple):
       min_separation: the fewest rounds between two participations of a client (1 = may be in consecutive rounds).
       memory: None mostly; where there is one the round draws by memory.sample, and `sample` is its draw before
         anything was seen.
+      drawn: (m, K) where every round is a fresh uniform subset of m of the K clients, without replacement; else None.
+      bins: b > 0 where every client throws itself into one of b bins, once and independently, and is in the rounds
+        r with r mod b = its bin (balls in bins); else 0.
     """
 
     sample: Callable[[Array, Array], Cohort]
@@ -149,6 +160,8 @@ class Sampler(NamedTuple):
     min_cohort: int
     min_separation: int
     memory: Memory | None = None
+    drawn: tuple[int, int] | None = None
+    bins: int = 0
 
 
 class Batches(NamedTuple):

@@ -54,7 +54,7 @@ def uniform(clients: int, size: int | None = None, rho: float | None = None) -> 
     def sample(key: Array, round: Array) -> Cohort:
         return _everyone_present(jnp.sort(_permutation(key, round, clients)[:size]))
 
-    return _every_round(sample, size)
+    return _every_round(sample, size)._replace(drawn=(size, clients))
 
 
 def poisson(clients: int, q: float, capacity: int = 0) -> Sampler:

@@ -51,16 +51,16 @@ def privatize(aggregator: Aggregator, *, noise_multiplier: float) -> Aggregator:
             delta = noise.add(delta, own, stddev)
         return delta, state, metrics
 
-    mechanism = mechanism_of(bound.unit, bound.value, noise_multiplier, bound.adjacency)
+    mechanism = mechanism_of(bound.unit, bound.value, noise_multiplier, bound.adjacency, bound.proof)
     kept = aggregator.properties & {"permutation", "weighted"} if noise_multiplier else aggregator.properties
     return aggregator._replace(decode=decode, mechanism=mechanism, properties=kept)
 
 
-def mechanism_of(unit: str, sensitivity: float, noise_multiplier: float, adjacency: str) -> Mechanism:
+def mechanism_of(unit: str, sensitivity: float, noise_multiplier: float, adjacency: str, proof: str = "") -> Mechanism:
     """The mechanism as data; without noise, or with too little for its claim, not a formal one."""
     z = float(noise_multiplier)
     reasons = noise.objections(z)
-    return Mechanism(unit, float(sensitivity), z, adjacency, not reasons, reasons=reasons)
+    return Mechanism(unit, float(sensitivity), z, adjacency, not reasons, reasons=reasons, proof=proof)
 
 
 def rounded(mechanism: Mechanism, step: float, entries: int) -> Mechanism:
@@ -75,7 +75,9 @@ def rounded(mechanism: Mechanism, step: float, entries: int) -> Mechanism:
     more = step * math.sqrt(entries) * (2 if mechanism.adjacency == "replace-one" else 1)
     sensitivity = mechanism.sensitivity + more
     z = mechanism.noise_multiplier * mechanism.sensitivity / sensitivity
-    return mechanism_of(mechanism.unit, sensitivity, z, mechanism.adjacency)._replace(per=mechanism.per)
+    made = mechanism_of(mechanism.unit, sensitivity, z, mechanism.adjacency, mechanism.proof)
+    same = ("per", "span", "separation", "participations")
+    return made._replace(**{name: getattr(mechanism, name) for name in same})
 
 
 def multiplier(what: str, noise_multiplier: float | None, epsilon: float | None, delta: float) -> float:

@@ -36,6 +36,12 @@ ARROWS = {
     "assembly": {"consistency", "data", "tasks", "clients", "aggregation", "privacy", "federation", "attacks"},
     "rehearsal": {"assembly"},
     "guarantee": {"assembly", "data", "federation", "privacy", "rehearsal"},
+    "inverting": {"assembly", "attacks"},
+    "privacy_card": {"assembly", "attacks", "guarantee", "privacy", "rehearsal"},
+    "audit": {
+        "aggregation", "assembly", "attacks", "clients", "config", "federation", "guarantee", "main", "privacy",
+        "privacy_card", "report",
+    },
     "secrecy": {"assembly", "attacks", "data", "privacy", "rehearsal", "report"},
     "attacking": {"assembly", "attacks", "data", "federation", "report"},
     "volume_outputs": {"assembly", "report"},
@@ -55,7 +61,7 @@ HOMES = {
     "flax": lambda path: path.startswith(("models/", "tasks/")),
     "jax": lambda path: not path.startswith("data/") or path == "data/augment.py",
     "jaxlib": lambda path: not path.startswith("data/") or path == "data/augment.py",
-    "jax_privacy": lambda path: path == "clients/dp_sgd.py",
+    "jax_privacy": lambda path: path in JAX_PRIVACY,
     "tensorflow_datasets": lambda path: path == "data/records.py",
     "PIL": lambda path: path == "data/raster.py",
     "cryptography": lambda path: path == "privacy/key_agreement.py",
@@ -66,6 +72,7 @@ HOMES = {
     "absl.flags": lambda path: is_command(path),
     "ml_collections.config_flags": lambda path: is_command(path),
 }
+JAX_PRIVACY = ("clients/dp_sgd.py", "privacy/balls_in_bins.py", "privacy/matrix_noise.py", "attacks/one_run.py")
 BANNED_WORDS = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 
 
