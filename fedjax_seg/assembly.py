@@ -21,6 +21,7 @@ from fedjax_seg.federation import (
     sampling,
     server,
     streamed,
+    update_evidence,
     witness,
 )
 from fedjax_seg.privacy import secure_sum
@@ -55,6 +56,7 @@ class Experiment(NamedTuple):
         takes `each`: (replica, client, position, outputs of one case) -> None, for what must see the masks.
       witness: (state, plan, entries) -> federation.witness of the first replica and, where replicas have devices of
         their own, of the next ones; leaves [at least 1, ...].
+      updates: (state, plan, index [R, K, A]) -> federation.update_evidence of all replicas; None where no attack asks.
     """
 
     config: ml_collections.ConfigDict
@@ -71,16 +73,16 @@ class Experiment(NamedTuple):
     outputs: Callable[..., Any]
     evidence: Callable[..., Any] | None
     witness: Callable[..., Any]
+    updates: Callable[..., Any] | None = None
 
 
 def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData, salt: int = 0) -> Experiment:
     """Makes every part of the run.
 
     Args:
-      salt: of the noise of mechanisms (`config.salt`): other runs with the same seed have other noise.
+      salt: of the noise of mechanisms (`same_run.salt`): other runs with the same seed have other noise.
     """
-    # All sites of the federation, whoever has training cases (that is not public); those that only test come last.
-    inside = 1 + max(k for k, site in enumerate(loaded.sites) if site not in loaded.external)
+    inside = clients_of(loaded)
     sampler = sampling.make(clients=inside, **config.sampler)
     task = tasks.make(model=consistency.model_of(config, loaded), **config.task)
     client = _corrupted(clients.make(task=task, **config.client), config, loaded)
@@ -88,7 +90,7 @@ def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData, sa
     how = replicas.layout(
         len(which), sampler.capacity, config.lanes, config.devices, {"map": False, "vmap": True}.get(config.replicas)
     )
-    aggregator = aggregation.make(clients=inside, smallest_cohort=places(sampler), **config.aggregator)
+    aggregator = aggregator_of(config, sampler, inside)
     plan = plan_of(loaded, which)
     secure = secure_sum.make(
         aggregator=aggregator,
@@ -126,10 +128,28 @@ def build(config: ml_collections.ConfigDict, loaded: federated.FederatedData, sa
     return Experiment(config, loaded, task, client, parts, which, plan, how, attack, *functions)
 
 
+def clients_of(loaded: federated.FederatedData) -> int:
+    """All sites of the federation, whoever has training cases (that is not public); those that only test come last."""
+    return 1 + max(k for k, site in enumerate(loaded.sites) if site not in loaded.external)
+
+
+def aggregator_of(config: ml_collections.ConfigDict, sampler: Sampler, clients: int, **options: Any) -> Aggregator:
+    """The config's aggregator, told what its sampler guarantees; `options` override its own."""
+    return aggregation.make(
+        clients=clients,
+        smallest_cohort=places(sampler),
+        rounds=config.rounds,
+        min_separation=sampler.min_separation,
+        max_participations=sampler.max_participations(config.rounds),
+        **{**config.aggregator, **options},
+    )
+
+
 def places(sampler: Sampler) -> int:
     """The public number of clients of a round: a place that nobody fills (a short last window, a site without data, a
-    client that failed) counts as an update of 0 in the rules that promise something. 0 under Poisson sampling."""
-    return sampler.capacity if sampler.q is None else 0
+    client that failed) counts as an update of 0 in the rules that promise something. 0 where chance decides it (Poisson
+    sampling, balls in bins)."""
+    return sampler.capacity if sampler.q is None and sampler.bins <= 1 else 0
 
 
 def plan_of(loaded: federated.FederatedData, which: tuple[Replica, ...]) -> round.Plan:
@@ -219,6 +239,7 @@ def _functions(config, task, parts, make_batches, how, arrays, which, plan, atta
         _of_stored_cases(config, task, parts.client, how, store, plan) if store else of_cases(task.outputs),
         of_cases(task.evidence) if attack and task.evidence else None,
         _witness(parts, make_batches, how, arrays),
+        _updates(config, task, parts, make_batches, how, arrays) if attack and task.evidence and not store else None,
     )
 
 
@@ -231,6 +252,18 @@ def _witness(parts, make_batches, how, arrays) -> Callable[..., Any]:
         return replicas.over_replicas(how, seen)(tree.rows(state, few), tree.rows(plan, few), arrays)
 
     return of_replicas
+
+
+def _updates(config, task, parts, make_batches, how, arrays) -> Callable[..., Any]:
+    hidden = parts.secure.hides if parts.secure else config.secure_sum.name == "assumed"
+
+    def seen(state: FederatedState, asked: tuple[Any, Any], shared: Any) -> Any:
+        plan, index = asked
+        now = parts._replace(batches_of=make_batches(shared))
+        return update_evidence.update_evidence(now, task, shared, state, plan, index, how.lanes, hidden=hidden)
+
+    jitted = replicas.over_replicas(how, seen)
+    return lambda state, plan, index: jitted(state, (plan, index), arrays)
 
 
 def _of_stored_cases(config, task, client, how, store, plan) -> Callable[..., Any]:

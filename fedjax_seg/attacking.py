@@ -1,11 +1,13 @@
-"""Drives a membership attack on a run: what is watched while it trains, the shadow federation, the verdict.
+"""Drives a membership attack on a run: what is watched while it trains, shadow federations, canaries, the verdict.
 
 The attacker holds cases of their own (FederatedData.aside). On half of them a shadow federation trains, with the very
 functions that trained the target: the same jitted program, other cases, another start. The evidence that the shadow
 model gives on its members and on the rest teaches a classifier, which is then asked about the target's members and
-non-members. These are matched by site, and a site's cases meet that site's own model.
+non-members. These are matched by site, and a site's cases meet that site's own model. Stronger attackers know of most
+cases whether they are candidates, and train many federations on random halves of them (shadows), or sit at the server.
 """
 
+import dataclasses
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_seg import shadows
 from fedjax_seg.assembly import Experiment, Preempted
-from fedjax_seg.attacks.membership import summary
+from fedjax_seg.attacks import candidates, one_run
 from fedjax_seg.core import checks
 from fedjax_seg.data import federated
 from fedjax_seg.federation import replicas, round
@@ -24,19 +27,57 @@ SHADOW = 1 << 20  # stream of the shadow models' starts
 
 
 class Asked(NamedTuple):
-    """Cases whose membership is asked. All [R, K, A]; what `valid` leaves out is padding."""
+    """Cases whose membership is asked. All [R, K, A]; what `valid` leaves out is padding, or population: cases that no
+    model trains on, looked at for comparison."""
 
     cases: np.ndarray
     member: np.ndarray
     valid: np.ndarray
+    population: np.ndarray
 
 
 class Watch(NamedTuple):
-    """What an attack needs of a run: the target's cases and, where a shadow is trained, its plan and cases."""
+    """What an attack needs of a run.
+
+    Attributes:
+      target: the cases that are asked about.
+      shadow, shadow_plan: cases and plan of the shadow federation on the attacker's cases, where one is trained.
+      many: the shadow federations on random halves, where there are any.
+    """
 
     target: Asked
     shadow: Asked | None
     shadow_plan: round.Plan | None
+    many: shadows.Halves | None = None
+
+
+def without_canaries(config: Any, data: federated.FederatedData) -> federated.FederatedData:
+    """The data of a run with canaries: patients whose coin said so are left out of training, in each split on its own.
+
+    `about['canaries']` tells of every split which cases are canaries and which of them are in.
+    """
+    count = config.attack.get("canaries", 0)
+    if not count:
+        return data
+    patients, splits, told = np.asarray(data.patient_ids), [], {}
+    for split in data.splits:
+        drawn = one_run.choose(np.concatenate(split.train), data.patient_ids, count, config.attack.seed)
+        out = np.unique(patients[drawn.cases[~drawn.inside]])
+        splits.append(split._replace(train=tuple(cases[~np.isin(patients[cases], out)] for cases in split.train)))
+        told[split.name] = {"cases": drawn.cases.tolist(), "inside": drawn.inside.tolist()}
+    made = dataclasses.replace(data, splits=tuple(splits), about={**data.about, "canaries": told})
+    federated.validate(made)
+    return made
+
+
+def _chosen(experiment: Experiment, split: federated.Split) -> candidates.Candidates:
+    """Members and non-members of a split: the canaries where there are any."""
+    data = experiment.data
+    if not experiment.attack.canaries:
+        return experiment.attack.choose(split.train, split.test, data.site_of)
+    told = data.about["canaries"][split.name]
+    cases, inside = np.array(told["cases"], np.int64), np.array(told["inside"], bool)
+    return candidates.Candidates(cases[inside], cases[~inside])
 
 
 def prepare(experiment: Experiment) -> Watch:
@@ -44,45 +85,60 @@ def prepare(experiment: Experiment) -> Watch:
     attack, data = experiment.attack, experiment.data
     if experiment.evidence is None:
         raise checks.UserError("config.attack: this task shows an attacker nothing; set config.attack.name=none")
-    count = len(data.sites)
-    by_site = lambda cases: [cases[data.site_of[cases] == k] for k in range(count)]
     splits = [data.splits[replica.split] for replica in experiment.replicas]
-    found = [attack.choose(split.train, split.test, data.site_of) for split in splits]
-    targets = [(by_site(c.members), by_site(c.non_members)) for c in found]
+    found = [_chosen(experiment, split) for split in splits]
+    targets, many = [[_by_site(data, side) for side in c] for c in found], None
+    if attack.models:
+        first = experiment.replicas[0].split
+        many = shadows.halves(data, first, found[0].non_members, attack.models, attack.seed)
+        for sides, split, c in zip(targets, splits, found):
+            z = candidates.population(data.aside, split.test, c, data.site_of, data.patient_ids, seed=attack.seed)
+            sides.append(_by_site(data, z))
     if not attack.shadow:
-        return Watch(_asked(targets, _width(targets)), None, None)
+        return Watch(_asked(targets, _width(targets)), None, None, many)
+    asked, plan = _shadow_of(experiment, splits)
+    width = max(_width(targets), _width(asked))  # one shape: the same compiled program looks at both
+    return Watch(_asked(targets, width), _asked(asked, width), plan, many)
+
+
+def _by_site(data: federated.FederatedData, cases: np.ndarray) -> list[np.ndarray]:
+    return [cases[data.site_of[cases] == k] for k in range(len(data.sites))]
+
+
+def _shadow_of(experiment: Experiment, splits: Sequence[federated.Split]) -> tuple[list[Any], round.Plan]:
+    """Per replica the shadow's (members, others) by site, and its plan."""
+    attack, data = experiment.attack, experiment.data
     if not len(data.aside):
         raise checks.UserError(
             "config.attack: a shadow federation needs cases of the attacker's own, and this data has none aside; set"
             " config.data.aside_share (a data set may bring a split 'shadow'), or config.attack.shadow=false"
         )
-    shadow = attack.plan_shadow(data.aside, data.site_of, data.patient_ids, count)
+    shadow = attack.plan_shadow(data.aside, data.site_of, data.patient_ids, len(data.sites))
     asked, plans = [], []
     for split in splits:  # the shadow of a client trains on the attacker's cases of the client's site(s)
         origin = [np.unique(data.site_of[cases]) for cases in split.train]
         plans.append([np.concatenate([data.aside[:0], *(shadow.train[s] for s in sites)]) for sites in origin])
         seen = {int(s) for sites in origin for s in sites}
         asked.append([[p if k in seen else p[:0] for k, p in enumerate(side)] for side in (shadow.train, shadow.out)])
-    width = max(_width(targets), _width(asked))
     # In the shape of the target's plan: the same compiled program runs the shadow federation.
     train, sizes = federated.padded(plans, least=experiment.plan.train.shape[2])
-    return Watch(_asked(targets, width), _asked(asked, width), experiment.plan._replace(train=train, train_sizes=sizes))
+    return asked, experiment.plan._replace(train=train, train_sizes=sizes)
 
 
-def _width(pairs: Sequence[Any]) -> int:
-    return max(len(a) + len(b) for members, others in pairs for a, b in zip(members, others))
+def _width(replicas_: Sequence[Any]) -> int:
+    return max(sum(map(len, row)) for sides in replicas_ for row in zip(*sides))
 
 
-def _asked(pairs: Sequence[Any], width: int) -> Asked:
-    """pairs: per replica (members per site, non-members per site)."""
-    shape = (len(pairs), len(pairs[0][0]), width)
-    index, member, valid = np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros(shape, bool)
-    for r, (members, others) in enumerate(pairs):
-        for k, (ins, outs) in enumerate(zip(members, others)):
-            index[r, k, : len(ins) + len(outs)] = np.concatenate([ins, outs])
-            member[r, k, : len(ins)] = True
-            valid[r, k, : len(ins) + len(outs)] = True
-    return Asked(index, member, valid)
+def _asked(replicas_: Sequence[Any], width: int) -> Asked:
+    """replicas_: of each (members per site, non-members per site) and, if any, (population per site)."""
+    shape = (len(replicas_), len(replicas_[0][0]), width)
+    index, kinds = np.zeros(shape, np.int32), np.full(shape, -1)
+    for r, sides in enumerate(replicas_):
+        for k, row in enumerate(zip(*sides)):
+            cases = np.concatenate(row)
+            index[r, k, : len(cases)] = cases
+            kinds[r, k, : len(cases)] = np.repeat(np.arange(len(row)), [len(side) for side in row])
+    return Asked(index, kinds == 0, (kinds == 0) | (kinds == 1), kinds == 2)
 
 
 def observe(experiment: Experiment, state: Any, asked: Asked, train_sizes: Any) -> dict[str, np.ndarray]:
@@ -140,59 +196,24 @@ def shadow_evidence(
             raise checks.UserError("attack: the shadow federation diverged (non-finite values); lower config.client.lr")
 
 
-def verdict(
-    experiment: Experiment, watch: Watch, target: Mapping[int, Any], shadow: Mapping[int, Any]
-) -> dict[str, Any]:
-    """The attack's part of summary.json.
-
-    Args:
-      target, shadow: {round: {feature: [R, K, A]}}; `shadow` is {} where none was trained.
-
-    Returns: 'final' rows of the last round (attacks.membership.summary), 'curve' rows of every round, 'roc' of the
-      first replica {attack: {'fpr', 'tpr'}}, 'unit', 'text'.
-    """
-    final, curve, roc = [], [], {}
-    for r, replica in enumerate(experiment.replicas):
-        tag = {"fold": replica.fold, "seed": replica.seed}
-        for reached, seen in target.items():
-            last = reached == max(target)
-            sides = (*_sides(seen, watch.target, r), *(_sides(shadow[reached], watch.shadow, r) if shadow else ()))
-            cheap = {} if last else {"resamples": 1}  # intervals are for the last model alone
-            read = experiment.attack.read(*sides, patients=_patients(experiment, watch.target, r), **cheap)
-            for reading in read:
-                curve.append({"round": reached, **tag, "attack": reading.attack, "auc": reading.auc.value})
-                curve[-1]["n"] = reading.members + reading.non_members
-                if last:
-                    final.append({**tag, **summary(reading)})
-                if last and r == 0:
-                    roc[reading.attack] = {"fpr": reading.roc.fpr.tolist(), "tpr": reading.roc.tpr.tolist()}
-    return {"final": final, "curve": curve, "roc": roc, "unit": final[0]["unit"], "text": _text(final[0], watch)}
+def many_evidence(
+    experiment: Experiment,
+    watch: Watch,
+    folder: Path,
+    wanted: Sequence[int],
+    stop: Callable[[], bool],
+    say: Callable[[str], None],
+) -> dict[int, dict[str, np.ndarray]]:
+    """{round: {feature: [M, K, A]}} of the shadow federations on random halves; {} where none are wanted."""
+    if watch.many is None:
+        return {}
+    cases = watch.target.cases[0]  # of the first replica, whose split they are of
+    return shadows.evidence(experiment, watch.many, cases, wanted, folder, stop, say)
 
 
-def _sides(seen: Mapping[str, np.ndarray], asked: Any, r: int) -> tuple[dict[str, np.ndarray], ...]:
-    """Evidence on the members and on the others of a replica."""
-    kinds = (asked.valid[r] & asked.member[r], asked.valid[r] & ~asked.member[r])
-    return tuple({name: x[r][kind] for name, x in seen.items()} for kind in kinds)
-
-
-def _patients(experiment: Experiment, asked: Asked, r: int) -> tuple[list[str], list[str]]:
-    ids, inside = np.asarray(experiment.data.patient_ids), asked.member[r]
-    members, others = (ids[asked.cases[r][asked.valid[r] & kind]].tolist() for kind in (inside, ~inside))
-    return members, others
-
-
-def _text(first: Mapping[str, Any], watch: Watch) -> str:
-    unit = first["unit"]
-    text = (
-        f"Black-box attack on {first['members']} training and {first['non_members']} held-out {unit}s, matched by site;"
-        f" the unit that is scored and resampled is the {unit}. Loss threshold: the lower the loss, the more a member."
-    )
-    if watch.shadow is not None:
-        inside = int((watch.shadow.member[0] & watch.shadow.valid[0]).sum())
-        outside = int((~watch.shadow.member[0] & watch.shadow.valid[0]).sum())
-        text += (
-            " Shadow classifier: a logistic regression on what the predictions of a case tell (segmentation: log loss,"
-            f" Dice, boundary loss, confidence), taught by a shadow federation that trained on {inside} cases of the"
-            f" attacker's own and not on {outside} others; one shadow per fold and seed, with the settings of the run."
-        )
-    return text + " An attack that finds nothing is no proof of privacy: stronger ones exist."
+def update_evidence(experiment: Experiment, watch: Watch, state: Any, plan: Any) -> dict[str, np.ndarray]:
+    """What the updates of one more round from this state tell about the candidates; {} where that is not wanted."""
+    if not experiment.attack.updates or experiment.updates is None:
+        return {}
+    found = experiment.updates(state, plan, replicas.place(experiment.how, watch.target.cases))
+    return {name: np.asarray(x) for name, x in found.items()}

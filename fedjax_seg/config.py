@@ -5,7 +5,6 @@ that the room's table holds under `name`. `slot` fills in the maker's defaults, 
 config.json and can be overridden on the command line; an unknown key is an error and an unread one cannot exist.
 """
 
-import hashlib
 import importlib.util
 import inspect
 import json
@@ -46,20 +45,10 @@ FROM_ENGINE = {
     "client": ("task",),
     "task": ("model",),
     "synthesis": ("folder",),
-    "aggregator": ("clients", "smallest_cohort"),
+    "aggregator": ("clients", "smallest_cohort", "rounds", "min_separation", "max_participations"),
     "clock": ("sites", "train_sizes", "val_sizes", "epochs"),
     "secure_sum": ("aggregator", "rule", "clients", "places", "most", "site_columns"),
 }
-# Keys that may differ between a run and its continuation: none of them changes a number that is already written.
-# (Where files lie is free: the checkpoint holds a hash of the data themselves.)
-FREE_ON_RESUME = frozenset(
-    (
-        *("rounds", "lanes", "devices", "replicas", "checkpoint", "label", "group", "grid", "require_gpu"),
-        *("on_nonfinite", "on_empty", "data.root", "data.phenotypic", "data.series", "data.fold_file"),
-        *("published", "show_scans", "max_sim_hours", "predictions", "data.cache", "data.workers", "data.ahead"),
-        *("data.partition", "network"),
-    )
-)
 
 
 def slot(room: str, name: str, **options: Any) -> ml_collections.ConfigDict:
@@ -156,7 +145,9 @@ def base() -> ml_collections.ConfigDict:
     c.privacy = ml_collections.ConfigDict(
         {
             "delta": 1e-5,  # of every (epsilon, delta) that is printed
-            "target_epsilon": 0.0,  # > 0: the client's noise multiplier is computed from it, for the worst client
+            # > 0: of the whole run; the noise multiplier of dp_sgd (for the worst client) or of the aggregator follows
+            "target_epsilon": 0.0,
+            "budget": 0.0,  # > 0: the run ends before a round that would take its epsilon beyond this
         }
     )
     c.published = ml_collections.ConfigDict()  # {metric: value} of the paper, printed beside ours in tables
@@ -198,10 +189,10 @@ def validate(c: ml_collections.ConfigDict) -> None:
     checks.one_of("config.show_scans", c.show_scans, ("auto", "on", "off"))
     checks.one_of("config.batch_sampling", c.batch_sampling, local_batches.SAMPLINGS)
     checks.number("config.privacy.delta", c.privacy.delta, above=0.0, low=0.0, high=0.5)
-    checks.number("config.privacy.target_epsilon", c.privacy.target_epsilon, low=0.0)
-    checks.number("config.max_sim_hours", c.max_sim_hours, low=0.0)
-    checks.number("config.network.rtt_ms", c.network.rtt_ms, low=0.0, above=0.0)
-    checks.number("config.network.mbit_s", c.network.mbit_s, low=0.0, above=0.0)
+    for name in ("privacy.target_epsilon", "privacy.budget", "max_sim_hours"):
+        checks.number(f"config.{name}", flat(c)[name], low=0.0)
+    for name in ("network.rtt_ms", "network.mbit_s"):
+        checks.number(f"config.{name}", flat(c)[name], low=0.0, above=0.0)
     checks.one_of("config.replicas", c.replicas, ("auto", "map", "vmap"))
     checks.one_of("config.corruption.kind", c.corruption.kind, clients.CORRUPTIONS)
     for name in ("on_nonfinite", "on_empty"):
@@ -267,6 +258,30 @@ def load(file: str | os.PathLike[str], words: str | None = None) -> ml_collectio
     return config
 
 
+def restored(values: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """The config that `plain` made these values of; keys that they lack have their defaults.
+
+    Raises: UserError for a value that its key does not take.
+    """
+
+    def read(value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(read(v) for v in value)
+        return math.inf if value == "inf" else value
+
+    c = base()
+    for key, value in values.items():
+        if key in ROOMS and value.get("name"):
+            options = {k: read(v) for k, v in value.items() if k != "name" and v is not None}
+            c[key] = slot(key, value["name"], **options)
+        elif isinstance(value, Mapping):
+            for name, inner in value.items():
+                c[key][name] = read(inner)
+        else:
+            _set(c, key, read(value), key)
+    return c
+
+
 def check_path(c: ml_collections.ConfigDict, path: str) -> None:
     """Raises UserError unless `path` ('a.b') is a key that can be overridden: a value, no group of keys."""
     at: Any = c
@@ -325,26 +340,3 @@ def plain(c: ml_collections.ConfigDict) -> dict[str, Any]:
         return value
 
     return json.loads(json.dumps(written(c.to_dict())))
-
-
-def salt(c: ml_collections.ConfigDict, digest: str) -> int:
-    """31 bits of what decides a run's numbers, but for how long and how it runs: the salt of its noise."""
-    kept = {key: value for key, value in flat(plain(c)).items() if not _free(key)}
-    if c.privacy.target_epsilon:
-        kept["rounds"] = c.rounds  # the noise is computed for so many
-    text = json.dumps([kept, digest], sort_keys=True)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
-
-
-def _free(key: str) -> bool:
-    """Whether a key, or its whole group, may differ between a run and its continuation."""
-    return key in FREE_ON_RESUME or key.split(".")[0] in FREE_ON_RESUME
-
-
-def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """The first key in which a continuation differs from the run, in words; None where it may go on."""
-    a, b = flat(old), flat(new)
-    for key in sorted(a.keys() | b.keys()):
-        if not _free(key) and a.get(key) != b.get(key):
-            return f"config.{key} was {a.get(key)!r} and is now {b.get(key)!r}"
-    return None

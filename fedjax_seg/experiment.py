@@ -10,7 +10,19 @@ from typing import Any
 import jax
 import ml_collections
 
-from fedjax_seg import attacking, data, guarantee, hospital_time, outcome, secrecy, synthesis, training
+from fedjax_seg import (
+    attacking,
+    data,
+    guarantee,
+    hospital_time,
+    outcome,
+    privacy_budget,
+    privacy_card,
+    same_run,
+    secrecy,
+    synthesis,
+    training,
+)
 from fedjax_seg import config as configuration
 from fedjax_seg.assembly import Experiment, Preempted, build
 from fedjax_seg.attacks.membership import Membership
@@ -39,6 +51,17 @@ def read_data(config: ml_collections.ConfigDict, scratch: Path) -> federated.Fed
 def load_data(config: ml_collections.ConfigDict, scratch: Path) -> federated.FederatedData:
     """The data set of a config as its protocol deals it out."""
     return baselines.arrange(read_data(config, scratch), config.protocol)
+
+
+def prepared(
+    config: ml_collections.ConfigDict,
+    folder: Path,
+    load: Callable[[ml_collections.ConfigDict, Path], federated.FederatedData] = read_data,
+) -> tuple[Experiment, str]:
+    """The experiment of a config and the digest of its data; nothing is compiled."""
+    loaded = attacking.without_canaries(config, baselines.arrange(load(config, folder), config.protocol))
+    digest = federated.digest(loaded)  # once: it reads every pixel
+    return build(privacy_budget.calibrated(config, loaded), loaded, same_run.salt(config, digest)), digest
 
 
 def check_data(config: ml_collections.ConfigDict, workdir: str | Path) -> tuple[str, ...]:
@@ -100,21 +123,15 @@ def run(
     with RunFolder(workdir, quiet=quiet) as folder:
         before = folder.read_json("config.json")
         if before is not None:
-            difference = configuration.first_difference(before, configuration.plain(config))
-            if not difference and config.privacy.target_epsilon and before["rounds"] != config.rounds:
-                difference = (
-                    f"config.rounds was {before['rounds']} and is now {config.rounds}, and the noise for"
-                    " config.privacy.target_epsilon was computed for all of them"
-                )
+            difference = same_run.first_difference(before, config)
             if difference:
                 raise checks.UserError(f"{folder.path}: holds another run: {difference}; use another --workdir")
-            finished = continuation.finished(folder, config.rounds, config.max_sim_hours)
+            finished = continuation.finished(folder, config.rounds, config.max_sim_hours, config.privacy.budget)
             if finished is not None:
                 return finished
-        loaded = baselines.arrange(load(config, folder.path), config.protocol)
-        digest = federated.digest(loaded)  # once: it reads every pixel
-        experiment = build(guarantee.calibrated(config, loaded), loaded, configuration.salt(config, digest))
-        promised = guarantee.of_run(experiment)
+        experiment, digest = prepared(config, folder.path, load)
+        loaded = experiment.data
+        promised, allowed = guarantee.of_run(experiment), privacy_budget.rounds_allowed(experiment)
         watch = attacking.prepare(experiment) if isinstance(experiment.attack, Membership) else None
         clocks, ledger = hospital_time.clocks(experiment), secrecy.ledger(experiment)
         for line in (
@@ -135,9 +152,8 @@ def run(
         folder.write_json("manifest.json", _manifest(experiment, argv, digest))
         for name, text in experiment.data.files.items():
             folder.write_text(name, text)
-        if promised:
-            folder.write_json("privacy.json", promised)
-        going = training.Going(experiment, folder, stop, watch, promised, digest, clocks, ledger, meter)
+        folder.write_json("privacy.json", privacy_card.card(experiment, promised))
+        going = training.Going(experiment, folder, stop, watch, promised, digest, clocks, ledger, meter, allowed)
         try:
             return outcome.finish(going, training.train(going, state))
         finally:

@@ -11,69 +11,62 @@ import jax
 import ml_collections
 import numpy as np
 
-from fedjax_seg.assembly import Experiment, patient_numbers, places, plan_of, replicas_of
-from fedjax_seg.core import checks
+from fedjax_seg.assembly import (
+    Experiment,
+    clients_of,
+    patient_numbers,
+    places,
+    plan_of,
+    replicas_of,
+)
 from fedjax_seg.core.types import Mechanism
 from fedjax_seg.data.federated import FederatedData
 from fedjax_seg.federation import local_batches
 from fedjax_seg.rehearsal import message_entries, variable_shapes
 
 
-def calibrated(config: ml_collections.ConfigDict, loaded: FederatedData) -> ml_collections.ConfigDict:
-    """The config with the noise multiplier that its target epsilon needs for the worst client; without one, as it is.
+def mechanism_of_rounds(experiment: Experiment) -> Mechanism | None:
+    """The aggregator's mechanism on what is really summed: rounded, where a secure sum encodes it."""
+    from fedjax_seg.privacy import gaussian
 
-    Raises: UserError where the target could not be kept.
-    """
-    target = config.privacy.target_epsilon
-    if not target:
-        return config
-    if "noise_multiplier" not in config.client or config.batch_sampling != "poisson":
-        raise checks.UserError(
-            f"config.privacy.target_epsilon: {target:g} given, which needs --config.client.name=dp_sgd and"
-            f" --config.batch_sampling=poisson; client {config.client.name!r}, batches {config.batch_sampling!r} found"
-        )
-    from fedjax_seg.privacy import accounting
-
-    batch, noise = config.batch_size, []
-    # The client with the fewest units is not always the worst.
-    for count in {int(n) for n in _counts(config, loaded, config.client.unit).ravel() if n}:
-        steps = -(-count // batch) * config.local_epochs * config.rounds
-        noise.append(accounting.calibrate(target, min(1.0, batch / count), steps, config.privacy.delta))
-    made = config.copy_and_resolve_references()
-    made.client.noise_multiplier = max(noise)
-    return made
+    mechanism, secure = experiment.parts.aggregator.mechanism, experiment.parts.secure
+    if mechanism is not None and secure is not None and secure.rounding:
+        return gaussian.rounded(mechanism, secure.rounding, message_entries(experiment))
+    return mechanism
 
 
-def of_run(experiment: Experiment) -> dict[str, Any]:
+def of_run(experiment: Experiment, rounds: int | None = None) -> dict[str, Any]:
     """The ledger of a run with a mechanism: 'rows', the 'epsilon' of the whole run (None = no guarantee), 'delta',
-    'caption' of the rows, 'text' for the report and 'lines' for the log; {} for a run without one."""
-    units = _of_units(experiment) if experiment.client.mechanism else {}
-    clients = _of_clients(experiment) if experiment.parts.aggregator.mechanism else {}
+    'caption' of the rows, 'text' for the report and 'lines' for the log; {} for a run without one.
+
+    Args:
+      rounds: those that were run; None = as planned.
+    """
+    ran = rounds or experiment.config.rounds
+    units = _of_units(experiment, ran) if experiment.client.mechanism else {}
+    clients = _of_clients(experiment, ran) if experiment.parts.aggregator.mechanism else {}
     if units and clients:
         both = {"clients": clients, "text": f"{units['text']}\n\n{clients['text']}"}
         return units | both | {"lines": [*units["lines"], *clients["lines"]]}
     return units or clients
 
 
-def _of_clients(experiment: Experiment) -> dict[str, Any]:
+def _of_clients(experiment: Experiment, rounds: int) -> dict[str, Any]:
     """What an aggregator with noise once per round promises a client."""
-    from fedjax_seg.privacy import composition, gaussian
+    from fedjax_seg.privacy import composition
 
-    mechanism, sampler, config = experiment.parts.aggregator.mechanism, experiment.parts.sampler, experiment.config
+    sampler, config = experiment.parts.sampler, experiment.config
+    mechanism = mechanism_of_rounds(experiment)
     assert mechanism is not None
-    secure = experiment.parts.secure
-    if secure is not None and secure.rounding:
-        mechanism = gaussian.rounded(mechanism, secure.rounding, message_entries(experiment))
     tensors = 1
     if mechanism.per == "tensor":
         tensors = len(jax.tree.leaves(variable_shapes(experiment)))
     found = composition.round_ledger(
         mechanism,
-        rounds=config.rounds,
-        participations=sampler.max_participations(config.rounds),
+        sampler,
+        clients=clients_of(experiment.data),
+        rounds=rounds,
         smallest_cohort=places(sampler),
-        q=sampler.q,
-        truncated=sampler.truncated,
         delta=config.privacy.delta,
         tensors=tensors,
         reasons=mechanism.reasons,
@@ -164,13 +157,42 @@ def _of_replicas(experiment: Experiment, found: dict[str, Any]) -> str:
     )
 
 
-def _of_units(experiment: Experiment) -> dict[str, Any]:
+def _of_units(experiment: Experiment, rounds: int) -> dict[str, Any]:
     """The ledger of a run of DP-SGD, a row per client."""
+    mechanism, config = experiment.client.mechanism, experiment.config
+    assert mechanism is not None
+    from fedjax_seg.privacy import curves
+
+    rows = rows_of_units(experiment, rounds)
+    extras = curves.client_extras(
+        rows,
+        local_epochs=config.local_epochs,
+        sampler=experiment.parts.sampler,
+        rounds=rounds,
+        delta=config.privacy.delta,
+    )
+    worst = max(row["epsilon_pld"] for row in rows)
+    for row in rows:
+        row |= {k: None for k in ("epsilon_pld", "epsilon_rdp") if row[k] is not None and math.isinf(row[k])}
+    epsilon = None if math.isinf(worst) else worst
+    text = _text(mechanism, config, epsilon, rows, rounds)
+    return {
+        "epsilon": epsilon,
+        "delta": config.privacy.delta,
+        "rows": rows,
+        "text": text,
+        "lines": text.split("\n\n")[:1],
+        **extras,
+    }
+
+
+def rows_of_units(experiment: Experiment, rounds: int) -> list[dict[str, Any]]:
+    """A row per client: that of its worst number of units over the folds."""
     mechanism, config, data = experiment.client.mechanism, experiment.config, experiment.data
     assert mechanism is not None
     from fedjax_seg.privacy import accounting
 
-    counted = _counts(config, data, mechanism.unit)
+    counted = unit_counts(config, data, mechanism.unit)
     capacity = local_batches.poisson_capacity(int(counted.max()), config.batch_size)
     rows = []
     for site, counts in _units(data, counted).items():
@@ -179,46 +201,35 @@ def _of_units(experiment: Experiment) -> dict[str, Any]:
             sampling=config.batch_sampling,
             batch_size=config.batch_size,
             local_epochs=config.local_epochs,
-            participations=experiment.parts.sampler.max_participations(config.rounds),
+            participations=experiment.parts.sampler.max_participations(rounds),
             units={f"{site} ({count})" if len(counts) > 1 else site: count for count in counts},
             delta=config.privacy.delta,
             capacity=capacity,
         )
         rows.append(max(of_site, key=lambda row: row["epsilon_pld"]))
-    worst = max(row["epsilon_pld"] for row in rows)
-    for row in rows:
-        row |= {k: None for k in ("epsilon_pld", "epsilon_rdp") if row[k] is not None and math.isinf(row[k])}
-    epsilon = None if math.isinf(worst) else worst
-    text = _text(mechanism, config, epsilon, rows)
-    return {
-        "epsilon": epsilon,
-        "delta": config.privacy.delta,
-        "rows": rows,
-        "text": text,
-        "lines": text.split("\n\n")[:1],
-    }
+    return rows
 
 
-def _counts(config: ml_collections.ConfigDict, data: FederatedData, unit: str) -> np.ndarray:
+def unit_counts(config: ml_collections.ConfigDict, data: FederatedData, unit: str) -> np.ndarray:
     """int [R, K]: the units every client trains on in every replica."""
     plan = plan_of(data, replicas_of(config, data))
     return local_batches.unit_counts(plan.train, plan.train_sizes, patient_numbers(data) if unit == "patient" else None)
 
 
 def _units(data: FederatedData, counts: np.ndarray) -> dict[str, list[int]]:
-    """{client: the numbers of units it trains on, of all folds}; `counts` as of `_counts`."""
+    """{client: the numbers of units it trains on, of all folds}; `counts` as of `unit_counts`."""
     found = {site: sorted({int(n) for n in counts[:, k] if n}) for k, site in enumerate(data.sites)}
     return {site: numbers for site, numbers in found.items() if numbers}
 
 
-def _text(mechanism: Any, config: ml_collections.ConfigDict, epsilon: float | None, rows: Any) -> str:
+def _text(mechanism: Any, config: ml_collections.ConfigDict, epsilon: float | None, rows: Any, rounds: int) -> str:
     scale = f"noise multiplier {mechanism.noise_multiplier:g} on gradients clipped to {mechanism.sensitivity:g}"
     if epsilon is None:
         return f"DP-SGD ({scale}): NO guarantee; {rows[0]['rests_on']}."
     delta = max(row["delta"] for row in rows)
     text = (
         f"DP-SGD, {mechanism.unit} level ({mechanism.adjacency}), {scale}: epsilon {epsilon:.2f} at delta {delta:.3g}"
-        f" for every {mechanism.unit} of the worst client over {config.rounds} rounds. Rests on: {rows[0]['rests_on']}."
+        f" for every {mechanism.unit} of the worst client over {rounds} rounds. Rests on: {rows[0]['rests_on']}."
     )
     return text + (
         "\n\nThe guarantee is about the models that leave the clients. It does not cover what a simulation sees beside"

@@ -5,11 +5,21 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_seg import attacking, hospital_time, secrecy, training, volume_outputs
+from fedjax_seg import (
+    attack_verdict,
+    attacking,
+    guarantee,
+    hospital_time,
+    inverting,
+    privacy_card,
+    secrecy,
+    training,
+    volume_outputs,
+)
 from fedjax_seg import config as configuration
 from fedjax_seg.assembly import Experiment
 from fedjax_seg.core import tree
-from fedjax_seg.report import communication_table, pictures, rows, run_report, runs, secrecy_report
+from fedjax_seg.report import communication_table, inversion_report, pictures, rows, run_report, runs, secrecy_report
 from fedjax_seg.training import Going, Trained
 
 
@@ -26,24 +36,25 @@ def _cases(experiment: Experiment, outputs: dict[str, np.ndarray]) -> list[dict[
     return found
 
 
-def _attack(going: Going, reached: int) -> dict[str, Any]:
+def _attack(going: Going, trained: Trained, promised: dict[str, Any]) -> dict[str, Any]:
     """The attack's verdict; its AUC of every round goes to the metrics."""
-    experiment, folder = going.experiment, going.folder
-    if going.watch is None:
+    experiment, folder, watch = going.experiment, going.folder, going.watch
+    if watch is None:
         return {}
-    target, shadow = attacking.recall(folder.path, reached), {}
-    if going.watch.shadow is not None:
-        clock = time.monotonic()
-        shadow = attacking.shadow_evidence(
-            experiment,
-            going.watch,
-            tuple(target),
-            going.stop,
-            folder.log,
-            lambda at: training.target(experiment.config, at),
-        )
+    target, shadow = attacking.recall(folder.path, trained.reached), {}
+    told = (tuple(target), going.stop, folder.log)
+    clock = time.monotonic()
+    if watch.shadow is not None:
+        shadow = attacking.shadow_evidence(experiment, watch, *told, lambda at: training.target(experiment.config, at))
         folder.add_timing({"event": "shadow", "seconds": time.monotonic() - clock})
-    found = attacking.verdict(experiment, going.watch, target, shadow)
+    clock = time.monotonic()
+    many = attacking.many_evidence(experiment, watch, folder.path, *told)
+    if many:
+        folder.add_timing({"event": "shadows", "seconds": time.monotonic() - clock})
+    updates = attacking.update_evidence(experiment, watch, trained.state, trained.plan)
+    seen = attack_verdict.Evidence(target, shadow, many, updates)
+    found = attack_verdict.verdict(experiment, watch, seen, promised)
+    found = attack_verdict.with_ceilings(experiment, found, promised)
     place = {"site": "all", "split": "attack"}
     folder.add_rows(
         {"round": row["round"], "fold": row["fold"], "seed": row["seed"], **place}
@@ -58,12 +69,16 @@ def finish(going: Going, trained: Trained) -> dict[str, Any]:
     experiment, folder, config = going.experiment, going.folder, going.experiment.config
     task, loaded, outputs = experiment.task, experiment.data, trained.outputs
     folder.write_cases(_cases(experiment, outputs))
-    attack = _attack(going, trained.reached)
+    # Of the rounds that were run, which may be fewer than planned.
+    promised = guarantee.of_run(experiment, trained.reached) if trained.stopped else going.promised
+    attack = _attack(going, trained, promised)
     written = runs.read_rows(folder.path / "metrics.jsonl")
     if going.ledger:
         text = communication_table.ledger_csv(secrecy_report.ledger_rows(written))
         folder.write_text("communication.csv", text)
-    result = {
+    inverted, recovered = inverting.recover(experiment, trained.state, trained.plan)
+    inversion_report.keep(folder.path, recovered, pictures.allowed(config.show_scans, loaded))
+    result: dict[str, Any] = {
         "label": config.label or config.aggregator.name,
         "group": config.group,
         "round": trained.reached,
@@ -79,13 +94,16 @@ def finish(going: Going, trained: Trained) -> dict[str, Any]:
         "participation": rows.participation(written, loaded.sites),
         "results": trained.scored,
         **_classified(experiment, outputs),
-        "privacy": going.promised,
+        "privacy": promised,
         "attack": attack,
+        "inversion": inverted,
         "secrecy": secrecy.summary(experiment, going.ledger, written)
         | secrecy.leakage(experiment, trained.state, trained.plan),
         "simulated": hospital_time.summary(written, trained.reached) if going.clocks else [],
         "config": configuration.flat(configuration.plain(config)),
     }
+    result["privacy_card"] = privacy_card.card(experiment, promised, written=written, result=result)
+    folder.write_json("privacy.json", result["privacy_card"])
     folder.add_timing({"event": "resources", **going.meter()})
     run_report.write(folder, result, written, loaded.about, loaded.summary, _pictures(going, trained))
     folder.finish(result)

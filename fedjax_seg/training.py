@@ -32,6 +32,7 @@ class Going(NamedTuple):
     clocks: tuple[Any, ...]  # of the replicas: simulated hospital time; () = none
     ledger: secrecy.Ledger | None  # of what is exchanged; None = nobody asks
     meter: Any  # what the run has used of the machine so far: () -> {'wall_seconds', ...}
+    allowed: int  # rounds that the privacy budget allows, at most config.rounds
 
 
 class Trained(NamedTuple):
@@ -67,15 +68,15 @@ def train(going: Going, state: FederatedState) -> Trained:
     else:
         folder.add_rows(_look(going, state, plan, 0, False)[0])
     simulated = hospital_time.spent(runs.read_rows(folder.path / "metrics.jsonl"), {}) if going.clocks else {}
-    stopped = hospital_time.over(config, simulated)
+    stopped = _over(going, reached, simulated)
     with progress:
         while reached < config.rounds and not stopped:
-            goal = target(config, reached)
+            goal = min(target(config, reached), going.allowed)
             state, records, done = _rounds(going, state, plan, reached, goal)
             times = hospital_time.rows(going.clocks, records, done, experiment.replicas)
             folder.add_rows(times)
-            stopped = hospital_time.over(config, hospital_time.spent(times, simulated))
             reached = goal
+            stopped = _over(going, reached, hospital_time.spent(times, simulated))
             last = reached == config.rounds or bool(stopped)
             looked = reached % config.eval_every == 0 or last
             if looked:
@@ -101,6 +102,17 @@ def train(going: Going, state: FederatedState) -> Trained:
         found = _score(experiment, last_outputs, reached), last_outputs
     scored, outputs = found
     return Trained(state, plan, outputs, scored, reached, stopped)
+
+
+def _over(going: Going, reached: int, simulated: Any) -> str:
+    """Why the run ends before its last round; '' where it goes on."""
+    config = going.experiment.config
+    if going.allowed <= reached < config.rounds:
+        return (
+            f"the privacy budget: one more round would take epsilon beyond {config.privacy.budget:g} at delta"
+            f" {config.privacy.delta:g}"
+        )
+    return hospital_time.over(config, simulated)
 
 
 def _rounds(

@@ -8,7 +8,7 @@ import tiny_runs
 from tiny_runs import QUICKSTART, ROOT, call, one_line
 
 from fedjax_seg import config as configuration
-from fedjax_seg import main
+from fedjax_seg import main, same_run
 from fedjax_seg.core.checks import UserError
 
 C = f"--config={QUICKSTART}"
@@ -201,7 +201,7 @@ def test_infinite_limit_of_the_data_is_allowed_and_survives_json():
     configuration.validate(c)
     plain = configuration.plain(c)
     assert plain["data"]["max_fd"] == "inf"
-    assert configuration.first_difference(plain, plain) is None
+    assert same_run.first_difference(plain, c) is None
     c.data.max_fd = float("nan")
     with pytest.raises(UserError, match=r"config\.data\.max_fd: nan"):
         configuration.validate(c)

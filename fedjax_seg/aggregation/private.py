@@ -53,8 +53,9 @@ def private_sim_agg(
       epsilon: per round, with `delta`; the noise is the least that the Gaussian mechanism needs for it.
       noise_multiplier: instead of epsilon: z >= 0, standard deviation / sensitivity. 0 = no guarantee.
       bound: 'tight' ((1/sqrt 2 + 2/n) C with n = smallest_cohort), '2C', or '4C' (the paper's Proposition S1).
-      adjacency: 'replace-one' or 'add-remove': what the guarantee is stated for. All three bounds hold for both;
-        amplification by Poisson sampling is proven for 'add-remove'.
+      adjacency: 'replace-one', 'zero-out' (a client that stays counted, with an update of 0) or 'add-remove': what the
+        guarantee is stated for. All three bounds hold for each, the tight one of 'zero-out' is (1/sqrt 2 + 1/n) C;
+        amplification by Poisson sampling is proven for 'zero-out' and 'add-remove'.
       smallest_cohort: the fewest clients of a round. Handed over by the engine.
     Raises: UserError for 'tight' where a round may be empty (Poisson sampling); where the model has more than
       parameters, when the round is built.
@@ -65,14 +66,14 @@ def private_sim_agg(
     checks.number(f"{what}: clip", clip, low=0.0, above=0.0)
     z = gaussian.multiplier(what, noise_multiplier, epsilon, delta)
     checks.one_of(f"{what}: bound", bound, BOUNDS)
-    checks.one_of(f"{what}: adjacency", adjacency, ("replace-one", "add-remove"))
+    checks.one_of(f"{what}: adjacency", adjacency, bounds.ADJACENCIES)
     if bound == "tight":
         try:
             proven = bounds.simagg_tight(clip, smallest_cohort or 0, adjacency=adjacency)
         except checks.UserError as error:
             raise checks.UserError(f"{what}: bound 'tight' given; {error}") from None
     else:
-        proven = bounds.simagg_two_c(clip, adjacency) if bound == "2C" else bounds.paper_four_c(clip)
+        proven = bounds.convex_combination(clip, adjacency) if bound == "2C" else bounds.paper_four_c(clip)
         proven = proven._replace(adjacency=adjacency)
     fewest = smallest_cohort or 0
 
@@ -115,16 +116,9 @@ def dp_fedavg(
     what = "aggregator dp_fedavg"
     checks.number(f"{what}: clip", clip, low=0.0, above=0.0)
     z = gaussian.multiplier(what, noise_multiplier, epsilon, delta)
-    if expected_clients is not None:
-        checks.number(f"{what}: expected_clients", expected_clients, low=0.0, above=0.0)
-    divisor = expected_clients or smallest_cohort
-    if not divisor:
-        raise checks.UserError(
-            f"{what}: expected_clients: None given and the smallest cohort is {smallest_cohort}, a number above 0"
-            " expected: clients per round, q times all clients under Poisson sampling"
-        )
+    divisor = public_count(what, expected_clients, smallest_cohort)
     proven = bounds.clipped_sum(clip)
-    plain = lift_sum(_same, _same, bare=True, divisor=float(divisor), bound=proven, properties=_ISOTROPIC)
+    plain = lift_sum(_same, _same, bare=True, divisor=divisor, bound=proven, properties=_ISOTROPIC)
     return gaussian.privatize(plain._replace(encode=_bounded(plain, what, clip)), noise_multiplier=z)
 
 
@@ -224,31 +218,61 @@ def _bounded(aggregator: Aggregator, what: str, clip: float) -> Callable[..., Tr
     """encode that sends a point of the ball of radius `clip`, of parameters only, with one example per client."""
 
     def encode(update: ClientUpdate, broadcast: Tree, *, variables: Variables, key: Array) -> Tree:
-        other = sorted(set(update.delta) - {"params"})
-        if other:
-            raise checks.UserError(
-                f"{what}: collections {', '.join(other)} found, only 'params' expected, because nothing clips batch"
-                " statistics; use a model without them (--config.model.norm=group, or --config.model.tracked=False)"
-            )
-        some = update.weight > 0
-        params = jax.tree.map(lambda v: jnp.where(some & jnp.isfinite(v), v, 0), update.delta["params"])
-        clipped = update._replace(delta={"params": clip_to(params, clip)}, weight=jnp.ones_like(update.weight))
-        return aggregator.encode(clipped, broadcast, variables=variables, key=key)
+        clipped = clip_to(own_parameters(update, what), clip)
+        update = update._replace(delta={"params": clipped}, weight=jnp.ones_like(update.weight))
+        return aggregator.encode(update, broadcast, variables=variables, key=key)
 
     return encode
 
 
+def own_parameters(update: ClientUpdate, what: str) -> Tree:
+    """The update's parameters with 0 for every entry that is not finite; all 0 from a client without examples.
+
+    Raises: UserError where the model has more than parameters: nothing would bound that.
+    """
+    other = sorted(set(update.delta) - {"params"})
+    if other:
+        raise checks.UserError(
+            f"{what}: collections {', '.join(other)} found, only 'params' expected, because nothing clips batch"
+            " statistics; use a model without them (--config.model.norm=group, or --config.model.tracked=False)"
+        )
+    some = update.weight > 0
+    return jax.tree.map(lambda v: jnp.where(some & jnp.isfinite(v), v, 0), update.delta["params"])
+
+
+def public_count(what: str, expected_clients: float | None, smallest_cohort: int | None) -> float:
+    """The clients that a sum is divided by, a constant: as given, else the fewest of a round.
+
+    Raises: UserError where neither is a number above 0.
+    """
+    if expected_clients is not None:
+        checks.number(f"{what}: expected_clients", expected_clients, low=0.0, above=0.0)
+    count = expected_clients or smallest_cohort
+    if not count:
+        raise checks.UserError(
+            f"{what}: expected_clients: None given and the smallest cohort is {smallest_cohort}, a number above 0"
+            " expected: clients per round, q times all clients under Poisson sampling"
+        )
+    return float(count)
+
+
 def clip_to(params: Tree, clip: float) -> Tree:
     """params min(1, clip / ||params||) over all leaves; finite for finite input of any size, also in its gradient."""
-    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(params)]))
-    # The square of 1e30 is no float32, nor is 1/3e38: squares are taken at scale 1, which is reached in halves.
-    unit = jax.lax.stop_gradient(jnp.maximum(largest, clip))
-    half = jnp.sqrt(unit)
-    scaled = jax.tree.map(lambda x: x / half.astype(x.dtype) / half.astype(x.dtype), params)
+    scaled, unit = at_scale_one(params, clip)
     norm = root(tree.squared_norm(scaled))
     over = norm * unit > clip
     factor = clip / jnp.where(over, norm, 1)
     return jax.tree.map(lambda x, y: jnp.where(over, y * factor.astype(y.dtype), x), params, scaled)
+
+
+def at_scale_one(values: Tree, least: float) -> tuple[Tree, Array]:
+    """(values / unit, unit) with unit = max(least, the largest entry), a constant to gradients; for finite values.
+
+    The square of 1e30 is no float32. Nor is 1/3e38, which a compiler may form: beyond 1e37 the scale stays 1e37.
+    """
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(values)]))
+    unit = jax.lax.stop_gradient(jnp.clip(largest, least, 1e37))
+    return jax.tree.map(lambda x: x / unit.astype(x.dtype), values), unit
 
 
 def _same(params: Tree) -> tuple[Tree, Metrics]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fedjax_seg.attacks.inversion import Inversion, inversion
 from fedjax_seg.attacks.membership import Membership, membership
 from fedjax_seg.attacks.share_leakage import ShareLeakage, share_leakage
 from fedjax_seg.core import checks
@@ -13,11 +14,12 @@ def none() -> None:
 
 ATTACKS = {
     "none": none,
+    "inversion": inversion,
     "membership": membership,
     "share_leakage": share_leakage,
 }
 
 
-def make(name: str, **options: Any) -> Membership | ShareLeakage | None:
+def make(name: str, **options: Any) -> Inversion | Membership | ShareLeakage | None:
     """The attack of that name, None for 'none'; an unknown name, option or value is a UserError."""
     return checks.call(checks.lookup(ATTACKS, name, "attack.name"), f"attack {name!r}", (), options)

@@ -7,6 +7,8 @@ import numpy as np
 
 from fedjax_seg.core import checks
 
+Clients = tuple[np.ndarray, ...]  # cases of every client
+
 
 class Candidates(NamedTuple):
     """Cases whose membership is guessed; as many non-members as members of every site."""
@@ -18,8 +20,8 @@ class Candidates(NamedTuple):
 class ShadowPlan(NamedTuple):
     """The attacker's federation: K index arrays each. No patient is in both."""
 
-    train: tuple[np.ndarray, ...]
-    out: tuple[np.ndarray, ...]
+    train: Clients
+    out: Clients
 
 
 def choose_cases(
@@ -102,3 +104,84 @@ def shadow_plan(
             "cases aside, or the attack's shadow option to False"
         )
     return plan
+
+
+def shadow_halves(pool: Sequence[np.ndarray], patient_ids: Sequence[str], models: int, seed: int = 0) -> list[Clients]:
+    """What each of many shadow federations trains on: half of every client's pool, by patient, drawn at random.
+
+    Models come in pairs that share the pool between them, so that every patient is in exactly half of the models; the
+    patients of a client, in random order, join whichever side of the pair has fewer cases of it so far.
+
+    Source: Carlini et al., "Membership inference attacks from first principles" (2022), section V.A: N models, each
+    example in N/2 of them. Deviation: halves of every client, and by patient.
+
+    Args:
+      pool: K arrays of cases, one per client. A patient with cases at several clients is on one side with all of them.
+      patient_ids: N strings.
+      models: M, even.
+
+    Returns: M times K sorted arrays.
+    """
+    patients, rng = np.asarray(patient_ids), np.random.default_rng(seed)
+    home: dict[str, int] = {}
+    for k, cases in reversed(list(enumerate(pool))):
+        home.update(dict.fromkeys(patients[cases].tolist(), k))
+    mine = [np.array(sorted(name for name, at in home.items() if at == k)) for k in range(len(pool))]
+    sizes = [dict(zip(*np.unique(patients[cases], return_counts=True))) for cases in pool]
+    halves: list[Clients] = []
+    for _ in range(models // 2):
+        first: list[str] = []
+        for k, names in enumerate(mine):
+            taken = [0, 0]
+            for name in rng.permutation(names):
+                side = int(rng.integers(2)) if taken[0] == taken[1] else int(taken[1] < taken[0])
+                taken[side] += int(sizes[k][name])
+                first += [str(name)] * (side == 0)
+        inside = [np.isin(patients[cases], first) for cases in pool]
+        halves.append(tuple(np.sort(cases[side]) for cases, side in zip(pool, inside)))
+        halves.append(tuple(np.sort(cases[~side]) for cases, side in zip(pool, inside)))
+    return halves
+
+
+def shadow_pool(train: Sequence[np.ndarray], non_members: np.ndarray, site_of: Sequence[int] | np.ndarray) -> Clients:
+    """The cases that shadow federations draw from: each client's training cases, and the non-members of its site(s).
+
+    A site that several clients train on gives its non-members to the first of them.
+    """
+    sites, taken, found = np.asarray(site_of), np.zeros(len(non_members), bool), []
+    for cases in train:
+        fits = np.isin(sites[non_members], np.unique(sites[cases])) & ~taken
+        taken |= fits
+        found.append(np.concatenate([cases, non_members[fits]]))
+    return tuple(found)
+
+
+def population(
+    aside: np.ndarray,
+    test: Sequence[np.ndarray],
+    chosen: Candidates,
+    site_of: Sequence[int] | np.ndarray,
+    patient_ids: Sequence[str],
+    *,
+    count: int = 500,
+    fewest: int = 20,
+    seed: int = 0,
+) -> np.ndarray:
+    """Cases that no model trains on and nobody asks about, for attacks that compare with a population.
+
+    The attacker's own cases where there are any; else test cases of the candidates' sites whose patients are no
+    candidates. None at all where fewer than `fewest` are left.
+
+    Returns: sorted int array, at most `count`.
+    """
+    sites, patients = np.asarray(site_of), np.asarray(patient_ids)
+    found = np.asarray(aside)
+    if not len(found):
+        asked = np.concatenate(chosen)
+        spare = np.concatenate([np.zeros(0, np.int64), *test]).astype(np.int64)
+        known = np.isin(patients[spare], patients[asked]) | ~np.isin(sites[spare], sites[asked])
+        found = np.setdiff1d(spare[~known], asked)
+    if len(found) < fewest:
+        return found[:0].astype(np.int64)
+    rng = np.random.default_rng(seed)
+    return np.sort(rng.choice(found, min(count, len(found)), replace=False)).astype(np.int64)

@@ -1,9 +1,10 @@
 """Membership inference from what a model says about a case whose label is known: was the case trained on?
 
-Two black-box attacks. 'loss': a case of low loss is called a member (Yeom et al. 2018). 'shadow': the attacker trains
-a federation of its own on cases set aside, the same way as the attacked one, and a logistic regression learns there to
-tell that federation's members by their evidence (Shokri et al. 2017; FedOnco-Bench with features log loss, Dice,
-boundary loss, confidence). Stronger attacks exist (LiRA): a failure of these two proves nothing.
+Two black-box attacks live here. 'loss': a case of low loss is called a member (Yeom et al. 2018). 'shadow': the
+attacker trains a federation of its own on cases set aside, the same way as the attacked one, and a logistic regression
+learns there to tell that federation's members by their evidence (Shokri et al. 2017; FedOnco-Bench with features log
+loss, Dice, boundary loss, confidence). A failure of these two proves nothing: the scores of stronger attacks (many
+shadow federations: lira, rmia; the updates of the clients) are read by the same `report`.
 
 This module never trains a segmentation model: the experiment does, and passes the evidence, {name: [cases]}.
 """
@@ -30,7 +31,7 @@ class Reading(NamedTuple):
     """What one attack found.
 
     Attributes:
-      attack: 'loss' or 'shadow'.
+      attack: 'loss', 'shadow', or the name of scores that were handed over.
       auc: Mann-Whitney AUC with its bootstrap interval; NaN where evidence is not finite.
       words: what the interval says, in words.
       inverted: the whole interval lies below 0.5.
@@ -56,20 +57,41 @@ class Reading(NamedTuple):
     roc: Roc
 
 
+class Scored(NamedTuple):
+    """Scores of candidates that were computed elsewhere: the higher, the more a member.
+
+    Attributes:
+      members, non_members: float [n], [m].
+      patients: ids of both sides' patients, None where there are none.
+    """
+
+    members: np.ndarray
+    non_members: np.ndarray
+    patients: tuple[Sequence[str], Sequence[str]] | None
+
+
 class Membership(NamedTuple):
     """The attack, ready to be run by an experiment.
 
     Attributes:
-      shadow: whether shadow models are wanted.
+      shadow: whether a shadow federation on cases set aside is wanted.
       choose: (train, test, site_of) -> Candidates, see candidates.choose_cases.
       plan_shadow: (aside, site_of, patient_ids, sites) -> ShadowPlan, see candidates.shadow_plan.
-      read: (members, non_members, shadow_in=None, shadow_out=None, patients=None) -> readings, see `report`.
+      read: (members, non_members, shadow_in=None, shadow_out=None, patients=None, scored={}) -> readings, see `report`.
+      models: shadow federations on random halves, 0 = none.
+      updates: whether the clients' updates are attacked.
+      canaries: training cases of which a fair coin leaves out a half, 0 = none.
+      seed: of every choice.
     """
 
     shadow: bool
     choose: Callable[..., candidates.Candidates]
     plan_shadow: Callable[..., candidates.ShadowPlan]
     read: Callable[..., tuple[Reading, ...]]
+    models: int = 0
+    updates: bool = False
+    canaries: int = 0
+    seed: int = 0
 
 
 def membership(
@@ -80,6 +102,9 @@ def membership(
     unit: str = "auto",
     resamples: int = 1000,
     seed: int = 0,
+    models: int = 0,
+    updates: bool = False,
+    canaries: int = 0,
 ) -> Membership:
     """Options of the attack.
 
@@ -90,6 +115,11 @@ def membership(
       unit: whose membership is guessed, see `report`.
       resamples: of the bootstrap.
       seed: of the choice of cases and of the bootstrap.
+      models: shadow federations for LiRA and RMIA, even; each costs a run. 0 = none.
+      updates: whether what the server sees of a round is attacked: is a case's gradient in its client's update, and
+        whose case is it.
+      canaries: training cases whose membership a fair coin decides: those that lose it are left out of training, and
+        these cases are the attack's members and non-members (a one-run audit). 0 = none.
     """
     checks.number("attack.count", count, low=2, integer=True)
     checks.one_of("attack.shadow", shadow, (True, False))
@@ -97,11 +127,22 @@ def membership(
     checks.one_of("attack.unit", unit, ("auto", "case", "patient"))
     checks.number("attack.resamples", resamples, low=1, integer=True)
     checks.number("attack.seed", seed, low=0, integer=True)
+    checks.number("attack.models", models, low=0, integer=True)
+    if models % 2 or models == 2:
+        raise checks.UserError(
+            f"attack.models: {models} given, 0 or an even number from 4 on expected: a case is in half of the models"
+        )
+    checks.one_of("attack.updates", updates, (True, False))
+    checks.number("attack.canaries", canaries, low=0, integer=True)
     return Membership(
         shadow,
         partial(candidates.choose_cases, count=count, seed=seed),
         partial(candidates.shadow_plan, share=share, seed=seed),
         partial(report, unit=unit, resamples=resamples, seed=seed),
+        models,
+        updates,
+        canaries,
+        seed,
     )
 
 
@@ -138,17 +179,19 @@ def report(
     shadow_in: Evidence | None = None,
     shadow_out: Evidence | None = None,
     patients: tuple[Sequence[str], Sequence[str]] | None = None,
+    scored: Mapping[str, Scored] | None = None,
     *,
     unit: str = "auto",
     resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[Reading, ...]:
-    """Both attacks on one model; only the loss threshold without shadow evidence.
+    """All attacks on one model; only the loss threshold without shadow evidence and without scores.
 
     Args:
       members, non_members: evidence of the attacked model on its candidates, {name: [n]} and {name: [m]}.
       shadow_in, shadow_out: evidence of the shadow model on its own training cases and on the others it never saw.
       patients: ids of the members' and of the non-members' patients.
+      scored: {attack: scores} of further attacks.
       unit: 'patient': the scores of a patient's cases are averaged and patients are counted; 'case': cases are counted,
         and the bootstrap draws patients where they are known; 'auto': 'patient' where one has several candidates.
       resamples, seed: of the bootstrap.
@@ -169,26 +212,17 @@ def report(
             attacks["shadow"] = attack_classifier(shadow_in, shadow_out)
         else:
             attacks["shadow"] = lambda side: np.full(len(side["log_loss"]), np.nan)
-    return tuple(
-        _reading(name, score, (members, non_members), patients, unit, resamples, seed)
-        for name, score in attacks.items()
-    )
+    of = lambda score, side: score(side) if _finite(side) else np.full(len(side["log_loss"]), np.nan)
+    found = {name: Scored(of(a, members), of(a, non_members), patients) for name, a in attacks.items()}
+    return tuple(_reading(name, one, unit, resamples, seed) for name, one in {**found, **(scored or {})}.items())
 
 
 def _finite(evidence: Evidence) -> bool:
     return all(np.all(np.isfinite(x)) for x in evidence.values())
 
 
-def _reading(
-    name: str,
-    score: Score,
-    evidence: tuple[Evidence, Evidence],
-    patients: tuple[Sequence[str], Sequence[str]] | None,
-    unit: str,
-    resamples: int,
-    seed: int,
-) -> Reading:
-    inside, outside = (score(side) if _finite(side) else np.full(len(side["log_loss"]), np.nan) for side in evidence)
+def _reading(name: str, scored: Scored, unit: str, resamples: int, seed: int) -> Reading:
+    inside, outside, patients = scored
     units = patients
     if patients is not None and unit == "patient":
         inside, outside, units = average(inside, patients[0]), average(outside, patients[1]), None

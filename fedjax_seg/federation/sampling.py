@@ -21,6 +21,7 @@ import numpy as np
 from fedjax_seg.core import checks
 from fedjax_seg.core.types import Array, Cohort, Sampler
 from fedjax_seg.federation import adaptive_sampling
+from fedjax_seg.federation.balls_in_bins import balls_in_bins
 
 # Keeps the sampler's randomness apart from everything else that is derived from the run's key.
 _SAMPLING_STREAM = 0x5A3D1E77
@@ -279,6 +280,7 @@ SAMPLERS = {
     "randomized_order": randomized_order,
     "sliding_window": sliding_window,
     "adaptive": adaptive,
+    "balls_in_bins": balls_in_bins,
 }
 
 

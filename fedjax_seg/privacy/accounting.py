@@ -1,4 +1,4 @@
-"""What a run of DP-SGD guarantees: (epsilon, delta) per client, and what each number rests on.
+"""Epsilons of what ran (events.Event), and what a run of DP-SGD guarantees to the units of each client.
 
 Adjacency is 'zero-out' unless said otherwise: the two data sets differ in the data of one unit, which one of them
 replaces by nothing, and the number of units is public. It fits what runs here, since the sampling probability, the
@@ -6,8 +6,10 @@ number of steps and the divisor of a sum are all computed from that number. For 
 same epsilon as 'add-remove'. 'replace-one' (other data in a unit's place) moves a sum by up to 2 C.
 """
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import dp_accounting
@@ -16,12 +18,15 @@ from scipy import optimize, stats
 
 from fedjax_seg.core import checks, noise
 from fedjax_seg.core.types import Mechanism
+from fedjax_seg.privacy import balls_in_bins
+from fedjax_seg.privacy.events import ACCOUNTANTS, ADJACENCIES, Event, objection
 
-ACCOUNTANTS = ("pld", "rdp")
-ADJACENCIES = ("zero-out", "add-remove", "replace-one")
-# (rough epsilon below, grid of the privacy losses): three digits of epsilon at least, and no slow fine grid far out.
-INTERVALS = ((0.3, 1e-5), (5.0, 1e-4), (30.0, 3e-4), (300.0, 1e-3), (math.inf, 1e-2))
 _MOST_NOISE = 1e4  # where a calibration ends
+_RELATIONS = (dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, dp_accounting.NeighboringRelation.REPLACE_ONE)
+_ROUGH = tuple(range(2, 65))  # Renyi orders; fractional ones are slow under sampling
+# Fractional ones below 1.6 hardly converge; large ones matter at next to no epsilon.
+_ORDERS = (*(1.6 + i / 10 for i in range(14)), *(3 + i / 4 for i in range(12)), *range(6, 65), 128, 256)
+_WHOLE = (1.25, 1.5, 1.75, *range(2, 33), 40, 48, 64)  # of subsets of fixed size: quadratic in the order
 
 NO_AMPLIFICATION = (
     "shuffled epochs: the Poisson-sampled epsilon is not proven for them and is not printed (batch_sampling=poisson"
@@ -30,13 +35,7 @@ NO_AMPLIFICATION = (
 
 
 def poisson_epsilon(
-    noise_multiplier: float,
-    q: float,
-    steps: int,
-    delta: float,
-    *,
-    accountant: str = "pld",
-    adjacency: str = "zero-out",
+    noise_multiplier: float, q: float, steps: int, delta: float, *, accountant: str = "pld", adjacency: str = "zero-out"
 ) -> float:
     """Epsilon of `steps` sums of clipped terms with Gaussian noise, every unit in each of them with probability q.
 
@@ -51,28 +50,59 @@ def poisson_epsilon(
     checks.number("noise_multiplier", noise_multiplier, low=0.0)
     checks.number("sampling probability q", q, low=0.0, high=1.0)
     checks.number("steps", steps, low=0, integer=True)
-    checks.number("delta", delta, low=0.0, above=0.0, high=1.0)
-    checks.one_of("accountant", accountant, ACCOUNTANTS)
-    checks.one_of("adjacency", adjacency, ADJACENCIES)
-    if adjacency == "replace-one" and accountant == "rdp" and q < 1:
-        raise checks.UserError("accountant: 'rdp' given for replace-one under Poisson sampling, 'pld' expected")
-    if steps == 0 or q == 0:
+    if q == 0:
         return 0.0
-    if noise_multiplier == 0:
-        return math.inf
-    if q == 1 and accountant == "pld":  # a Gaussian mechanism again, known in closed form
-        return any_order_epsilon(noise_multiplier, steps, delta, adjacency=adjacency)
+    event = Event("gaussian" if q == 1 else "poisson", noise_multiplier, int(steps), q=q)
+    return epsilon_of(event, delta, adjacency, accountant)
 
-    gaussian = _gaussian(noise_multiplier, accountant, adjacency)
-    event = gaussian if q == 1 else dp_accounting.PoissonSampledDpEvent(q, gaussian)
-    relation = dp_accounting.NeighboringRelation
-    kind = relation.REPLACE_ONE if adjacency == "replace-one" else relation.ADD_OR_REMOVE_ONE
+
+def epsilon_of(events: Event | Sequence[Event], delta: float, adjacency: str = "", accountant: str = "pld") -> float:
+    """Epsilon of all events together at delta. Infinite without noise.
+
+    Args:
+      adjacency: '' = that of the events. 'replace-one' of events stated for zero-out doubles what a unit moves.
+      accountant: 'pld' (exact for Gaussians, else tight up to a pessimistic grid) or 'rdp' (a cross-check).
+    Raises: UserError where no theorem gives one (events.objection).
+    """
+    events = (events,) if isinstance(events, Event) else tuple(e for e in events if e.count)
+    if not events:
+        return 0.0
+    if len(events) == 1:
+        return by_count(events[0], delta, adjacency, accountant)(events[0].count, delta)
+    own = {event.adjacency for event in events}
+    asked = adjacency or (own.pop() if len(own) == 1 else "replace-one")
+    _check(events, delta, asked, accountant)
+    if any(event.noise_multiplier == 0 for event in events):
+        return math.inf
     if accountant == "rdp":
-        return float(rdp.RdpAccountant(neighboring_relation=kind).compose(event, int(steps)).get_epsilon(delta))
-    rough = rdp.RdpAccountant(orders=range(2, 65)).compose(event, int(steps)).get_epsilon(delta)
-    grid = next(grid for below, grid in INTERVALS if rough < below or math.isinf(below))
-    total = pld.PLDAccountant(kind, value_discretization_interval=grid).compose(event, int(steps))
-    return float(total.get_epsilon(delta))
+        return _renyi(events, asked)(1, delta)
+    if any(event.kind == "balls_in_bins" for event in events):
+        raise checks.UserError("balls in bins: given together with other releases, alone expected")
+    grid = _grid(events, asked, delta)
+    total = functools.reduce(lambda a, b: a.compose(b), [_losses(event, asked, grid) for event in events])
+    return float(total.get_epsilon_for_delta(delta))
+
+
+def by_count(event: Event, delta: float, adjacency: str = "", accountant: str = "pld") -> Callable[[int, float], float]:
+    """(count, delta) -> epsilon of `count` releases of this kind, the event's own count or fewer: a run on its way.
+
+    The distribution of one release is computed once; `delta` and the event's count set its grid. Else as `epsilon_of`.
+    """
+    asked = adjacency or event.adjacency
+    _check((event,), delta, asked, accountant)
+    if event.noise_multiplier == 0 or event.count == 0:
+        return lambda count, delta: math.inf if count else 0.0
+    if event.kind == "gaussian" and accountant == "pld":
+        moved = 1.0 if event.adjacency == asked else _moved(asked)
+        return lambda count, delta: any_order_epsilon(event.noise_multiplier / moved, count, delta)
+    if accountant == "rdp":
+        return _renyi((replace(event, count=1),), asked)
+    if event.kind == "balls_in_bins":
+        assert event.bins is not None
+        return balls_in_bins.by_count(event.noise_multiplier, event.bins)
+    one = _losses(replace(event, count=1), asked, _grid((event,), asked, delta))
+    several = functools.cache(one.self_compose)
+    return lambda count, delta: float(several(count).get_epsilon_for_delta(delta)) if count else 0.0
 
 
 def any_order_epsilon(noise_multiplier: float, epochs: int, delta: float, *, adjacency: str = "zero-out") -> float:
@@ -93,14 +123,13 @@ def any_order_epsilon(noise_multiplier: float, epochs: int, delta: float, *, adj
         return 0.0
     if noise_multiplier == 0:
         return math.inf
-    moved = 2.0 if adjacency == "replace-one" else 1.0
-    return float(dp_accounting.get_epsilon_gaussian(noise_multiplier / moved / math.sqrt(epochs), delta))
+    return float(dp_accounting.get_epsilon_gaussian(noise_multiplier / _moved(adjacency) / math.sqrt(epochs), delta))
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     """Epsilon of one Gaussian mechanism, noise_multiplier = standard deviation / sensitivity. Exact.
 
-    Source: Balle and Wang (2018), Theorem 8. Whatever the adjacency, as long as the sensitivity is that adjacency's.
+    Source: Balle and Wang (2018), Theorem 8; the sensitivity is that of whatever adjacency is meant.
     """
     return any_order_epsilon(noise_multiplier, 1, delta)
 
@@ -125,15 +154,22 @@ def calibrate(target_epsilon: float, q: float, steps: int, delta: float) -> floa
     checks.number("steps", steps, low=1, integer=True)
     checks.number("sampling probability q", q, low=0.0, above=0.0, high=1.0)
 
-    def excess(log_noise: float) -> float:
-        epsilon = poisson_epsilon(math.exp(log_noise), q, steps, delta)
-        return math.log(max(epsilon, 1e-9) / target_epsilon)  # near a straight line in the logarithm of the noise
+    return least_multiplier(lambda z: poisson_epsilon(z, q, steps, delta), target_epsilon)
 
+
+def least_multiplier(epsilon_at: Callable[[float], float], target: float) -> float:
+    """The smallest noise multiplier z with epsilon_at(z) <= target, rounded up by less than 2e-4; at least noise.LEAST.
+
+    Args:
+      epsilon_at: z > 0 -> epsilon, falling in z.
+    """
+    checks.number("target_epsilon", target, low=0.01)
+    excess = functools.cache(lambda log: math.log(max(epsilon_at(math.exp(log)), 1e-9) / target))  # nearly straight
     high = 0.0
     while excess(high) > 0:
         high += math.log(2)
         if high > math.log(_MOST_NOISE):
-            raise checks.UserError(f"target_epsilon: {target_epsilon:g} needs a noise multiplier above {_MOST_NOISE:g}")
+            raise checks.UserError(f"target_epsilon: {target:g} needs a noise multiplier above {_MOST_NOISE:g}")
     low = high - math.log(2)
     while excess(low) <= 0:
         low, high = low - math.log(2), low
@@ -221,9 +257,8 @@ def _poisson_row(
     if slack:
         rests += f"; batches cut at {capacity} rows (in delta)"
     if delta + slack >= 1:
-        return _row(
-            math.inf, None, q, origin, steps, 1.0, slack, f"nothing: at epsilon {tight:.3g} delta is 1; {rests}"
-        )
+        rests = f"nothing: at epsilon {tight:.3g} delta is 1; {rests}"
+        return _row(math.inf, None, q, origin, steps, 1.0, slack, rests)
     return _row(tight, loose, q, origin, steps, delta + slack, slack, rests)
 
 
@@ -244,23 +279,71 @@ def _shuffled_row(
 def _row(
     tight: float, loose: float | None, q: float | None, origin: str, steps: int, delta: float, slack: float, rests: str
 ) -> dict[str, Any]:
-    return {
-        "q": q,
-        "q_origin": origin,
-        "steps": steps,
-        "epsilon_pld": tight,
-        "epsilon_rdp": loose,
-        "delta": delta,
-        "delta_slack": slack,
-        "rests_on": rests,
-    }
+    found = {"q": q, "q_origin": origin, "steps": steps, "epsilon_pld": tight, "epsilon_rdp": loose}
+    return found | {"delta": delta, "delta_slack": slack, "rests_on": rests}
+
+
+def _check(events: Sequence[Event], delta: float, adjacency: str, accountant: str) -> None:
+    checks.number("delta", delta, low=0.0, above=0.0, high=1.0)
+    checks.one_of("accountant", accountant, ACCOUNTANTS)
+    checks.one_of("adjacency", adjacency, ADJACENCIES)
+    for event in events:
+        checks.number("noise_multiplier", event.noise_multiplier, low=0.0)
+        if found := objection(event, adjacency, accountant):
+            raise checks.UserError(found)
+
+
+def _moved(adjacency: str) -> float:
+    """What a unit moves, in units of the zero-out sensitivity."""
+    return 2.0 if adjacency == "replace-one" else 1.0
+
+
+def _noise_of(event: Event) -> float:
+    """Standard deviation / the zero-out sensitivity; of events stated for replace-one, half that sensitivity."""
+    return event.noise_multiplier * _moved(event.adjacency)
 
 
 def _gaussian(noise_multiplier: float, accountant: str, adjacency: str) -> Any:
     """The event as this accountant reads it. dp-accounting 0.6: under replace-one the PLD accountant doubles the
     sensitivity by itself, the RDP accountant does not; passing the same event to both halves one of the epsilons."""
-    halved = accountant == "rdp" and adjacency == "replace-one"
-    return dp_accounting.GaussianDpEvent(noise_multiplier / 2 if halved else noise_multiplier)
+    return dp_accounting.GaussianDpEvent(noise_multiplier / (1.0 if accountant == "pld" else _moved(adjacency)))
+
+
+def _losses(event: Event, adjacency: str, grid: float) -> Any:
+    """The privacy loss distribution of all releases of an event, on that grid."""
+    one: Any = _gaussian(_noise_of(event), "pld", adjacency).noise_multiplier
+    same = {"value_discretization_interval": grid, "neighboring_relation": _RELATIONS[adjacency == "replace-one"]}
+    made = pld.privacy_loss_distribution
+    if event.kind == "gaussian":
+        return made.from_gaussian_mechanism(one / math.sqrt(event.count), **same)
+    if event.kind == "poisson":
+        return made.from_gaussian_mechanism(one, sampling_prob=event.q, **same).self_compose(event.count)
+    cut = made.from_truncated_subsampled_gaussian_mechanism(event.population, event.q, event.capacity, one, **same)
+    return cut.self_compose(event.count)
+
+
+def _renyi(events: Sequence[Event], adjacency: str, orders: Sequence[float] = ()) -> Callable[[float, float], float]:
+    """(times, delta) -> epsilon of so many times all of the events; divergences, which add up, are computed once."""
+    kinds = {event.kind for event in events}
+    usual: Any = _WHOLE if "fixed_size" in kinds else None if kinds == {"gaussian"} else _ORDERS
+    total: Any = rdp.RdpAccountant(orders or usual, _RELATIONS[adjacency == "replace-one"])
+    for event in events:
+        made = _gaussian(_noise_of(event), "rdp", adjacency)
+        if event.kind == "fixed_size":
+            made = dp_accounting.SampledWithoutReplacementDpEvent(event.population, event.sample, made)
+        elif event.kind != "gaussian":
+            made = dp_accounting.PoissonSampledDpEvent(event.q, made)
+        total.compose(made, event.count)
+    return lambda times, delta: float(rdp.compute_epsilon(total._orders, times * total._rdp, delta)[0])
+
+
+def _grid(events: Sequence[Event], adjacency: str, delta: float) -> float:
+    """Of the privacy losses. A grid of h adds about h^2 / 8 per release to their variance, which is near
+    (epsilon / 6)^2 at usual deltas: so h makes epsilon at most a thousandth too large (it is never too small)."""
+    plain = [replace(e, noise_multiplier=_noise_of(e) / _moved(adjacency), adjacency="zero-out") for e in events]
+    rough = _renyi(plain, "zero-out", _ROUGH)(1, delta)
+    steps = sum(e.count for e in events if e.kind != "gaussian") or 1
+    return min(3e-3, max(1e-5, rough / 6 * math.sqrt(2e-3 / steps)))
 
 
 def _nothing(mechanism: Mechanism) -> str:

@@ -73,6 +73,8 @@ def rounded(mechanism: Mechanism, step: float, entries: int) -> Mechanism:
     if mechanism.local or not mechanism.formal:
         return mechanism
     more = step * math.sqrt(entries) * (2 if mechanism.adjacency == "replace-one" else 1)
+    if mechanism.span:  # one release of all rounds: a client's columns are orthogonal, of norm 1 each (matrix_noise)
+        more *= math.sqrt(mechanism.participations)
     sensitivity = mechanism.sensitivity + more
     z = mechanism.noise_multiplier * mechanism.sensitivity / sensitivity
     made = mechanism_of(mechanism.unit, sensitivity, z, mechanism.adjacency, mechanism.proof)

@@ -12,7 +12,7 @@ from fedjax_seg.privacy.secagg import secagg, secagg_plus
 
 SUMMING = (  # the rules that read sums, for messages
     *("mean", "weighted_mean", "clipped_mean", "dp_fedavg", "local_dp", "weight_noise", "fednova", "scaffold"),
-    "extrinsic_mean",
+    *("extrinsic_mean", "ref_sim_agg", "dp_fedhavg", "adaptive_dp_fedavg", "banded_dp_fedavg"),
 )
 
 

@@ -21,6 +21,7 @@ from fedjax_seg.report.tables import sites_mean, summarise
 
 Rows = Iterable[Mapping[str, Any]]
 
+_MOST_PANELS = 36  # of more sites the mean alone is drawn
 _PRINTED_TICKS = 25  # more cells than this along an axis: not every one gets a label or a number
 
 
@@ -37,7 +38,8 @@ def convergence(
 
     Args:
       runs_rows: {method: rows}.
-      sites: default all in the rows. The first panel is the unweighted mean over them, then a panel for each.
+      sites: default all in the rows. The first panel is the unweighted mean over them, then a panel for each (of at
+        most _MOST_PANELS).
       external: those of them that the mean leaves out.
 
     Returns: the path of the PNG.  Raises: UserError where no row has the metric in that split.
@@ -45,7 +47,8 @@ def convergence(
     kept = {m: [r for r in rows if r["metric"] == metric and r["split"] == split] for m, rows in runs_rows.items()}
     sites = _sites(kept, sites, metric, split)
     inside = [s for s in sites if s not in external]
-    panels = [f"Mean over {len(inside)} sites", *sites] if len(inside) > 1 else list(sites)
+    alone = () if len(sites) > _MOST_PANELS else sites
+    panels = [f"Mean over {len(inside)} sites", *alone] if len(inside) > 1 else list(sites)
     figure, axes = canvas.grid(len(panels))
     numbers, n = [], 0
     for index, (method, rows) in enumerate(kept.items()):

@@ -1,4 +1,8 @@
-"""What a run says about privacy: the guarantee that was accounted, and what attacks found."""
+"""What a run says about privacy: what it promises and why, what was found against it, and what it costs.
+
+One section of eight parts, made from the run's privacy card (summary["privacy_card"], the content of privacy.json);
+runs of older versions have none, and show what their ledger and their attack say.
+"""
 
 import math
 from collections.abc import Mapping
@@ -7,29 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_seg.report import privacy_figures, tables
+from fedjax_seg.report import privacy_figures, privacy_tables, tables, trade_off
 from fedjax_seg.report.html import Section
+from fedjax_seg.report.privacy_tables import attack_name
 from fedjax_seg.report.runs import Run
-from fedjax_seg.report.tables import Cell, Table
 
-ATTACK_NAMES = {"shadow": "shadow classifier", "loss": "loss threshold"}
+TITLE = "Privacy"
+REPLACES = ("Privacy guarantee", "Membership inference")  # sections of reports without a card
+NOTHING = "No differential-privacy guarantee"
 
 
 def sections(run: Run, figures: Path) -> list[Section]:
-    """'Privacy guarantee' and 'Membership inference' of a run, as far as it has them. Draws into `figures`."""
-    made = []
-    guarantee = run.summary.get("privacy")
-    if guarantee:
-        tables_of = [t for g in (guarantee, guarantee.get("clients")) if g for t in _ledger(g)]
-        made.append(Section("Privacy guarantee", guarantee["text"], tables_of))
-    attack = run.summary.get("attack")
-    if attack:
-        drawn = [
-            (_roc(attack, figures), "True against false positives of the attack on the last model."),
-            (_curve(attack, figures), "The attack on the model of every evaluated round."),
-        ]
-        made.append(Section("Membership inference", _attack_text(attack), [_attack_table(attack)], drawn))
-    return made
+    """'Privacy' of a run; 'Privacy guarantee' and 'Membership inference' where it has no card, as far as it has them.
+    Draws into `figures`."""
+    card = run.summary.get("privacy_card")
+    return [_card_section(run, card, figures)] if card else _older(run, figures)
 
 
 def attack_values(summary: Mapping[str, Any], kind: str = "shadow", field: str = "auc") -> list[float]:
@@ -46,57 +42,135 @@ def attack_values(summary: Mapping[str, Any], kind: str = "shadow", field: str =
     return [float(np.mean(values)) for values in found.values()]
 
 
-def _ledger(guarantee: Mapping[str, Any]) -> list[Table]:
-    rows = guarantee["rows"]
-    if not rows:
+def headline(card: Mapping[str, Any]) -> str:
+    """The first sentence: what is promised, or in words that nothing is."""
+    sentence = str(card.get("sentence") or "").strip()
+    if card.get("epsilon") is not None:
+        if sentence:
+            return sentence
+        return f"({card['epsilon']:.3g}, {card['delta']:g})-differential privacy of one {card.get('unit')}."
+    if NOTHING.lower() in sentence.lower():
+        return sentence
+    return f"{NOTHING} (epsilon is infinite). {sentence}".strip()
+
+
+def _card_section(run: Run, card: Mapping[str, Any], figures: Path) -> Section:
+    attack = _attack(run, card)
+    alarms = [
+        *privacy_tables.over_schedule(card.get("mechanisms") or ()),
+        *privacy_tables.audit_alarms(card.get("audit") or {}),
+        *privacy_tables.attack_alarms(attack),
+    ]
+    lines = [f"- WARNING: {w}" for w in card.get("warnings") or ()] + [f"- **ALARM: {a}.**" for a in alarms]
+    text = f"**{headline(card)}**" + ("\n\n" + "\n".join(lines).replace("..**", ".**") if lines else "")
+    parts = [Section("Threat model", privacy_tables.threat_model(card))]
+    mechanisms = card.get("mechanisms") or ()
+    if mechanisms:
+        parts.append(
+            Section(
+                "Mechanisms",
+                privacy_tables.mechanism_text(mechanisms),
+                privacy_tables.mechanism_table(mechanisms),
+            )
+        )
+        parts += _ledger_part(card, figures) + _audit_part(card, figures)
+    parts += _attack_part(attack, figures)
+    secure = privacy_tables.secure_sum_text(card.get("secure_sum") or {})
+    if secure:
+        where = " Its messages and bytes: section Communication." if run.summary.get("secrecy") else ""
+        parts.append(Section("Secure sum", secure + where if "\n" not in secure else secure + "\n\n" + where.strip()))
+    if mechanisms:
+        parts.append(_utility_part(card))
+    return Section(TITLE, text, parts=[part for part in parts if part.text or part.tables or part.figures])
+
+
+def _ledger_part(card: Mapping[str, Any], figures: Path) -> list[Section]:
+    ledger = card.get("ledger") or {}
+    infinite = lambda value: math.inf if value is None else float(value)
+    grown = [(int(row["round"]), infinite(row["epsilon"])) for row in ledger.get("per_round") or ()]
+    curve = [(float(row["delta"]), infinite(row["epsilon"])) for row in ledger.get("curve") or ()]
+    claimed = None if card.get("epsilon") is None else (float(card["epsilon"]), float(card["delta"]))
+    path = privacy_figures.ledger(grown, curve, figures, claimed=claimed, unit=str(card.get("unit") or "unit"))
+    drawn = [(path, "Epsilon over the rounds, and epsilon of the whole run over delta.")] if path else []
+    return [Section("Ledger", privacy_tables.ledger_text(card), privacy_tables.ledger_tables(card), drawn)]
+
+
+def _audit_part(card: Mapping[str, Any], figures: Path) -> list[Section]:
+    audit = card.get("audit") or {}
+    if not audit:
         return []
-    names = [key for key in rows[0] if key != "client"]
-    cells = [tuple(_cell(row[key]) for key in names) for row in rows]
-    caption = guarantee.get("caption", "One row per client: what its own units are promised over the whole run.")
-    labels, corner = tuple(str(row["client"]) for row in rows), guarantee.get("corner", "Client")
-    return [Table(caption, corner, tuple(("", n) for n in names), labels, tuple(cells), ("",) * len(names))]
+    rows = [
+        (row["name"], float(row["epsilon_low"] or 0.0), _claim(row.get("epsilon_claimed")))
+        for row in audit.get("canaries", ())
+    ]
+    drawn = [(privacy_figures.audits(rows, figures), "What canaries show against what is claimed.")] if rows else []
+    return [Section("Audit", audit.get("text", ""), privacy_tables.audit_tables(audit), drawn)]
 
 
-def _cell(value: Any) -> Cell:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return Cell(float(value), text=f"{value:.4g}")
-    return Cell(math.nan, text="-" if value is None else str(value))
+def _claim(value: float | None) -> float:
+    return math.inf if value is None else float(value)
+
+
+def _attack(run: Run, card: Mapping[str, Any]) -> dict[str, Any]:
+    """The run's attack with its curves where there are some; else the rows that the card keeps."""
+    kept = card.get("attacks") or {}
+    full = dict(run.summary.get("attack") or {})
+    if not full and kept.get("rows"):
+        full = {"final": kept["rows"], "text": kept.get("text", "")}
+        full["unit"] = kept["rows"][0].get("unit", "case")
+    return {**{k: v for k, v in kept.items() if k not in ("rows", "text")}, **full} if full else {}
+
+
+def _attack_part(attack: Mapping[str, Any], figures: Path) -> list[Section]:
+    if not attack.get("final"):
+        return []
+    made = [privacy_tables.attack_table(attack), *privacy_tables.source_tables(attack)]
+    return [Section("Membership inference", _attack_text(attack), made, _attack_figures(attack, figures))]
 
 
 def _attack_text(attack: Mapping[str, Any]) -> str:
-    text = attack["text"]
-    flagged = [row for row in attack["final"] if row["inverted"]]
-    for row in flagged:
-        where = f"{ATTACK_NAMES[row['attack']]}, fold {row['fold']}, seed {row['seed']}"
-        text += f"\n\nINVERTED ATTACK ({where}): {row['words']}"
-    return text
+    parts = [attack.get("text", ""), privacy_tables.source_words(attack), privacy_tables.one_run(attack)]
+    parts += privacy_tables.attack_alarms(attack)
+    return "\n\n".join(part for part in parts if part)
 
 
-def _attack_table(attack: Mapping[str, Any]) -> Table:
-    names = ("AUC", "95% low", "95% high", "|AUC - 1/2|", "TPR at 1% FPR", "TPR at 0.1% FPR", "members", "non-members")
-    rates = ("tpr_at_1_percent_fpr", "tpr_at_0.1_percent_fpr")
-    keys = ("auc", "auc_low", "auc_high", "advantage", *rates, "members", "non_members")
-    cells, labels = [], []
-    for row in attack["final"]:
-        labels.append(f"{ATTACK_NAMES[row['attack']]}, {row['fold']}, seed {row['seed']}")
-        texts = [
-            "n/a" if row[k] is None else f"{row[k]:.3f}" if isinstance(row[k], float) else str(row[k]) for k in keys
-        ]
-        cells.append(tuple(Cell(math.nan, text=text) for text in texts))
-    caption = (
-        f"Membership inference on the last model; AUC is the Mann-Whitney statistic with a percentile bootstrap over"
-        f" {attack['unit']}s; 0.5 is guessing, and as far below 0.5 is as much of a leak as above. A true positive rate"
-        f" is n/a where the non-members are too few for its false positive rate."
-    )
-    return Table(caption, "Attack", tuple(("", n) for n in names), tuple(labels), tuple(cells), ("",) * len(names))
+def _attack_figures(attack: Mapping[str, Any], figures: Path) -> list[tuple[Path, str]]:
+    drawn = []
+    if attack.get("roc"):
+        words = "True against false positives of the attack on the last model."
+        drawn.append((_roc(attack, figures), words + (" Dashed: the ceiling." if attack.get("ceiling") else "")))
+    if attack.get("curve"):
+        drawn.append((_curve(attack, figures), "The attack on the model of every evaluated round."))
+    return drawn
+
+
+def _utility_part(card: Mapping[str, Any]) -> Section:
+    utility, unit = card.get("utility") or {}, card.get("unit") or "client"
+    text = utility.get("text") or trade_off.law(utility.get("snr"), unit)
+    return Section("Utility beside epsilon", text, privacy_tables.utility_table(card))
+
+
+def _older(run: Run, figures: Path) -> list[Section]:
+    """Of a run whose summary has no card."""
+    made = []
+    guarantee = run.summary.get("privacy")
+    if guarantee:
+        tables_of = [t for g in (guarantee, guarantee.get("clients")) if g for t in _older_ledger(g)]
+        made.append(Section("Privacy guarantee", guarantee["text"], tables_of))
+    return made + _attack_part(run.summary.get("attack") or {}, figures)
+
+
+def _older_ledger(guarantee: Mapping[str, Any]) -> list[tables.Table]:
+    caption = guarantee.get("caption", "One row per client: what its own units are promised over the whole run.")
+    return privacy_tables.rows_table(guarantee["rows"], caption, guarantee.get("corner", "Client"), "client")
 
 
 def _roc(attack: Mapping[str, Any], folder: Path) -> Path:
-    first = attack["roc"]
-    curves = {ATTACK_NAMES[name]: (points["fpr"], points["tpr"]) for name, points in first.items()}
-    row = attack["final"][0]
+    curves = {attack_name(name): (points["fpr"], points["tpr"]) for name, points in attack["roc"].items()}
+    row, ceiling = attack["final"][0], attack.get("ceiling") or None
     note = f"Fold {row['fold']}, seed {row['seed']}: {row['members']} members, {row['non_members']} non-members"
-    return privacy_figures.roc(curves, folder, note=note)
+    limit = (ceiling["fpr"], ceiling["tpr"]) if ceiling and ceiling.get("fpr") else None
+    return privacy_figures.roc(curves, folder, note=note, ceiling=limit)
 
 
 def _curve(attack: Mapping[str, Any], folder: Path) -> Path:
@@ -106,5 +180,5 @@ def _curve(attack: Mapping[str, Any], folder: Path) -> Path:
         for at in sorted({row["round"] for row in mine}):
             cell = tables.summarise(row["auc"] for row in mine if row["round"] == at)
             std = math.nan if cell.std is None else cell.std
-            curves.setdefault(ATTACK_NAMES[kind], []).append((at, cell.mean, std, cell.n or 0))
+            curves.setdefault(attack_name(kind), []).append((at, cell.mean, std, cell.n or 0))
     return privacy_figures.auc_by_round(curves, folder)

@@ -16,6 +16,7 @@ from fedjax_seg.report import (
     statistics,
     system_table,
     tables,
+    trade_off,
 )
 from fedjax_seg.report.html import Section, write_report
 from fedjax_seg.report.runs import Run, headline, inside_sites, replicas_of, tested_sites
@@ -38,6 +39,7 @@ def write(folder: Path, runs: Sequence[Run], reference: str = "FedAvg") -> Path:
     for file, table in made:
         save(folder / "tables", file, table)
     sections = [Section("Overview", "", [table for _, table in made])] if made else []
+    sections += _privacy(folder, runs)
     sections += [_group(folder, group, members, reference) for group, members in groups.items()]
     title = "Sweep: " + "; ".join(group or "runs" for group in groups)
     return write_report(folder, title, sections)[1]
@@ -58,6 +60,21 @@ def overview(groups: Mapping[str, Sequence[Run]]) -> Table:
     caption = f"{metric}, unweighted mean over sites: mean ± sample standard deviation over folds and seeds."
     columns = tuple(("", group or "runs") for group in groups)
     return Table(caption, "Method", columns, tuple(labels), tuple(cells), (first["metrics"][metric][0],) * len(columns))
+
+
+def _privacy(folder: Path, runs: Sequence[Run]) -> list[Section]:
+    """Utility against epsilon, of sweeps with several budgets."""
+    if not trade_off.applies(runs):
+        return []
+    groups, text, made = trade_off.groups(runs), [], []
+    for group, members in groups.items():
+        table = trade_off.trade_off_table(members)
+        save(folder / "tables", f"{_slug(group)}_trade_off", table)
+        made.append(table._replace(caption=f"{group}. {table.caption}"))
+        text.append(trade_off.cannot_learn(members))
+    path = trade_off.figure(groups, folder / "figures")
+    drawn = [(path, "Utility over the epsilon of the whole run, a panel per group; further right is less private.")]
+    return [Section("Privacy against utility", "", made, drawn, remarks="\n\n".join(t for t in text if t))]
 
 
 def _group(folder: Path, group: str, runs: Sequence[Run], reference: str) -> Section:

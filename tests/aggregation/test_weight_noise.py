@@ -10,6 +10,7 @@ import pytest
 from fedjax_seg.aggregation import make
 from fedjax_seg.core.checks import UserError
 from fedjax_seg.core.types import ClientUpdate, Cohort
+from fedjax_seg.federation import sampling
 from fedjax_seg.privacy import composition
 
 CLIENTS, WIDE, CHANNELS = 4, 40_000, 5_000
@@ -106,9 +107,8 @@ def test_it_claims_nothing():
     mechanism = aggregator.mechanism
     assert aggregator.bound is None and aggregator.reads == "sum" and mechanism.local and not mechanism.formal
     ledger = composition.round_ledger(
-        mechanism, rounds=10, participations=10, smallest_cohort=4, q=None, truncated=False, delta=1e-5,
-        reasons=mechanism.reasons,
-    )  # fmt: skip
+        mechanism, sampling.make("full", 4), clients=4, rounds=10, smallest_cohort=4, delta=1e-5
+    )
     assert ledger["epsilon"] is None and ledger["sensitivity"] is None and ledger["rows"] == []
     (why,) = ledger["reasons"]
     assert "standard deviation 0.1 is added" in why and "sigma alone states no epsilon" in why

@@ -177,6 +177,71 @@ def test_the_shadow_plan_divides_by_patient():
             candidates.shadow_plan(few, SITE_OF, patients, 5)
 
 
+def halves_of(models=8, seed=0):
+    """Pools of three clients, patients of one to five cases; patient 'both' has cases at two clients."""
+    rng = np.random.default_rng(7)
+    patients = np.concatenate([np.repeat([f"{k}_{i}" for i in range(20)], rng.integers(1, 6, 20)) for k in range(3)])
+    starts = [int(np.flatnonzero(np.char.startswith(patients, f"{k}_"))[0]) for k in range(3)]
+    pool = np.split(np.arange(len(patients)), starts[1:])
+    patients[[starts[0], starts[2]]] = "both"
+    return pool, patients, candidates.shadow_halves(pool, patients, models, seed)
+
+
+def test_every_patient_is_in_half_of_the_shadows_with_all_cases():
+    pool, patients, halves = halves_of()
+    inside = np.array([np.isin(np.arange(len(patients)), np.concatenate(train)) for train in halves])
+    np.testing.assert_array_equal(inside.sum(0), 4)
+    for row in inside:
+        assert not set(patients[row]) & set(patients[~row])
+    for train in halves:
+        for cases, mine in zip(pool, train):
+            assert set(mine) <= set(cases) and len(mine) == len(set(mine))
+            assert (
+                abs(len(cases) - 2 * len(mine)) <= 10
+            )  # twice the cases of a patient: one more, or one at two clients
+    np.testing.assert_array_equal(inside[0], ~inside[1])
+    # Two pairs are drawn apart from each other: as much in common as chance gives, and not all or nothing.
+    common = [np.mean(inside[0] == inside[m]) for m in range(2, 8)]
+    assert all(0.2 < share < 0.8 for share in common)
+    again, other = halves_of()[2], halves_of(seed=1)[2]
+    assert all(np.array_equal(a, b) for x, y in zip(halves, again) for a, b in zip(x, y))
+    assert not np.array_equal(np.concatenate(halves[0]), np.concatenate(other[0]))
+
+
+def test_shadows_draw_from_training_cases_and_from_non_members_of_their_sites():
+    outside = np.array([90, 131, 160, 220])
+    federated = candidates.shadow_pool([np.arange(5), np.array([101]), np.array([150])], outside, SITE_OF)
+    assert [sorted(cases) for cases in federated] == [[0, 1, 2, 3, 4, 90], [101, 131], [150, 160]]
+    pooled = candidates.shadow_pool([np.arange(0), np.array([1, 101])], outside, SITE_OF)
+    assert [sorted(cases) for cases in pooled] == [[], [1, 90, 101, 131]]
+
+
+def test_a_population_is_of_nobody_who_is_asked_or_trained_on():
+    patients = [f"p{i // 2}" for i in range(230)]
+    chosen = candidates.Candidates(np.arange(0, 10), np.array([80, 81, 82, 84]))
+    test = [np.arange(80, 100), np.arange(120, 140), np.arange(200, 230)]
+    choose = lambda aside, **options: candidates.population(aside, test, chosen, SITE_OF, patients, **options)
+    assert choose(np.arange(150, 190), count=25).size == 25 and set(choose(np.arange(150, 190))) == set(range(150, 190))
+    # Test cases of site 0, the candidates' own; 83 and 85 are of patients who are asked.
+    assert choose(np.arange(0), fewest=5).tolist() == list(range(86, 100))
+    assert not len(choose(np.arange(0)))
+
+
+def test_scores_from_elsewhere_are_read_like_the_others():
+    members, others = trained(100.0)
+    from fedjax_seg.attacks.membership import Scored
+
+    ids = ([f"a{i // 2}" for i in range(CASES)], [f"b{i // 2}" for i in range(CASES)])
+    few = Scored(np.arange(4.0), np.arange(4.0) - 9, (["a0", "a0", "a1", "a1"], ["b0", "b1", "b2", "b3"]))
+    for patients in (None, ids):
+        loss = Scored(-members["log_loss"], -others["log_loss"], patients)
+        plain, same, rest = report(members, others, patients=patients, scored={"x": loss, "few": few}, resamples=20)
+        assert same.attack == "x" and summary(same) == {**summary(plain), "attack": "x"}
+        unit = "case" if patients is None else "patient"
+        sizes = (4, 4) if patients is None else (2, 4)
+        assert (rest.unit, rest.members, rest.non_members, rest.auc.value) == (unit, *sizes, 1.0)
+
+
 def test_the_table_makes_the_attack():
     assert attacks.make("none") is None
     made = attacks.make("membership", count=10, resamples=7, unit="case", share=0.4, shadow=False)
@@ -185,6 +250,7 @@ def test_the_table_makes_the_attack():
     assert len(made.plan_shadow(np.arange(30), SITE_OF, [str(i) for i in range(230)], 4).train[0]) == 12
     assert [r.attack for r in made.read(*trained(100.0, 2))] == ["loss"]
     assert checks.options(attacks.ATTACKS["membership"])["count"] == 1000
+    assert (made.models, made.updates, made.canaries) == (0, False, 0)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +262,10 @@ def test_the_table_makes_the_attack():
         ({"resamples": 0}, "attack.resamples"),
         ({"shadow": "yes"}, "attack.shadow"),
         ({"shadows": 4}, "did you mean 'shadow'"),
+        ({"models": 3}, "attack.models: 3 given, 0 or an even number from 4 on"),
+        ({"models": 2}, "attack.models: 2 given"),
+        ({"updates": 1.5}, "attack.updates"),
+        ({"canaries": -1}, "attack.canaries"),
     ],
 )
 def test_bad_options_are_named(options, words):

@@ -22,10 +22,19 @@ REQUIRED = {
     "private_sim_agg": {"clip": 1.0, "noise_multiplier": 0.0, "smallest_cohort": 3},
     "dp_fedavg": {"clip": 1.0, "noise_multiplier": 0.0, "smallest_cohort": 3},
     "local_dp": {"clip": 1.0, "noise_multiplier": 0.0},
+    "adaptive_dp_fedavg": {"clip": 1.0, "noise_multiplier": 0.0, "smallest_cohort": 3},
+    "banded_dp_fedavg": {
+        **{"clip": 1.0, "noise_multiplier": 0.0, "smallest_cohort": 3},
+        **{"rounds": 20, "min_separation": 5, "max_participations": 4},
+    },
+    "ref_sim_agg": {"tau": 1.0, "noise_multiplier": 0.0, "smallest_cohort": 3},
+    "dp_fedhavg": {"noise_multiplier": 0.0, "smallest_cohort": 3},
     "geyer": {"noise_multiplier": 0.0},
     "weight_noise": {"sigma": 0.0},
 }
-PARAMETERS_ONLY = {"private_sim_agg", "dp_fedavg", "local_dp"}  # they refuse batch statistics
+PARAMETERS_ONLY = {  # they refuse batch statistics
+    *("private_sim_agg", "dp_fedavg", "local_dp", "adaptive_dp_fedavg", "banded_dp_fedavg", "ref_sim_agg", "dp_fedhavg")
+}
 PROTOCOLS = {"control_variates"}  # properties that name the client a rule belongs to: no contract
 VARIANTS = [(name, REQUIRED.get(name, {})) for name in aggregation.AGGREGATORS] + [
     ("clipped_mean", {"clip": 1.0, "weighted": True}),
@@ -46,6 +55,7 @@ VARIANTS = [(name, REQUIRED.get(name, {})) for name in aggregation.AGGREGATORS] 
     ("reg_sim_agg", {"variant": "released"}),
     ("dp_simagg", {"clip": 1.0, "noise": False, "similarity": False, "of": "updates"}),
     ("private_sim_agg", {"clip": 1.0, "noise_multiplier": 0.0, "bound": "2C"}),
+    ("ref_sim_agg", {"tau": 1.0, "noise_multiplier": 0.0, "denominator": "noisy", "reference": "zero", "cap": 5.0}),
 ]
 IDS = [f"{name}-{'-'.join(f'{k}={v}' for k, v in options.items())}" for name, options in VARIANTS]
 PROPERTIES = ("permutation", "consensus", "translation", "scale", "orthogonal", "hull", "weighted")
@@ -309,8 +319,9 @@ def test_what_is_summed_does_not_grow_with_the_clients(variant):
     variables = fitting(variant, draw(0))
     extra = extra_of(aggregator, variables)
     update = ClientUpdate(variables, jnp.float32(3), jnp.int32(1), extra, {})
+    told = lambda v: aggregator.broadcast(aggregator.init(v))
     message = jax.eval_shape(
-        lambda u, v: aggregator.encode(u, {}, variables=v, key=jax.random.key(0)), update, variables
+        lambda u, v: aggregator.encode(u, told(v), variables=v, key=jax.random.key(0)), update, variables
     )
     entries = sum(x.size for x in jax.tree.leaves(message))
     model = sum(x.size for x in jax.tree.leaves((variables, extra)))

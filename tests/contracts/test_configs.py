@@ -13,7 +13,7 @@ from PIL import Image
 from tiny_runs import ROOT
 
 from fedjax_seg import config as configuration
-from fedjax_seg import experiment, main
+from fedjax_seg import experiment, main, same_run
 from fedjax_seg.core.checks import UserError
 
 sys.path.append(str(ROOT / "tests" / "data"))
@@ -37,6 +37,10 @@ def words_of(name):
     if name == "smc_histopathology":
         grid = configuration.load(ROOT / "configs" / f"{name}.py", "ci").grid
         return [None, "folder,K=3", "small", "lc25000", "ci", *grid, "lc25000,additive,M=3", "small,smc,K=6,N=3"]
+    if name == "privacy_utility":
+        grids = (configuration.load(ROOT / "configs" / f"{name}.py", v).grid for v in ("ci", "abide", "hippocampus"))
+        synthetic = ["n=6,dp_fedavg,eps=4", "adaptive,n=12,eps=10", "banded,n=12,eps=0.5"]
+        return [None, "n=6", "ref,eps=1,eps=2", *synthetic, *(w for grid in grids for w in grid if "eps=4" in w)]
     assert name == "fedhavg_abide", f"tell here which words configs/{name}.py takes"
     found = [None, "all17", "released,all17,gbar", "paper,ext,c=0.5,gamma=3", "released,krum,corrupt=random"]
     for grid, profile in itertools.product(
@@ -90,7 +94,7 @@ def loaded(tmp_path_factory, ct_root, mri_root, tile_root):
             config.data.partition = "partitioning.csv"
         key = repr([configuration.flat(config.data), configuration.flat(config.synthesis), config.protocol])
         if key not in kept:
-            kept[key] = experiment.load_data(config, folder)
+            kept[key] = experiment.load_data(config, folder / str(len(kept)))  # a generator's folder holds one output
         return kept[key]
 
     return load
@@ -131,6 +135,8 @@ def leaves():
     one_of_each += [("dp_simagg_fets", f"small,{m}") for m in ("simagg", "dp_eps1", "sound_tight", "local_dp", "geyer")]
     one_of_each += [("smc_histopathology", "lc25000,smc"), ("smc_histopathology", "ci,noise")]
     one_of_each += [("smc_histopathology", f"small,{m}") for m in ("chained", "additive", "secagg", "secagg_plus")]
+    private = ("ref", "adaptive", "ball", "banded", "dp_sgd_patient")
+    one_of_each += [("privacy_utility", f"ci,{m},eps=4") for m in private]
     one_of_each += [("fedhavg_abide", f"released,{m}") for m in ("geometric_median", "multi_krum", "clipped")]
     seen = set()
     for name, words in one_of_each:
@@ -180,7 +186,7 @@ def test_free_keys_exist():
         configuration.load(ROOT / "configs" / f"{name}.py", words)
         for name, words in (("fedhavg_abide", "paper,ext"), ("dp_simagg_fets", "simagg"))
     )
-    for key in configuration.FREE_ON_RESUME:
+    for key in same_run.FREE_ON_RESUME:
         known = volumes if key in ("data.cache", "data.workers", "data.ahead", "data.partition") else slices
         if key == "published":  # a group of whatever metrics a paper printed
             assert key in known
@@ -192,10 +198,10 @@ def test_free_keys_exist():
 def test_runs_of_other_noise_have_other_salts():
     """Rounds may be raised without another salt, but where the noise is computed for their number."""
     c = configuration.load(ROOT / "configs" / "fedonco_bench.py", "ci,dp_sgd")
-    before = configuration.salt(c, "data")
+    before = same_run.salt(c, "data")
     c.rounds += 1
-    assert configuration.salt(c, "data") == before != configuration.salt(c, "other data")
+    assert same_run.salt(c, "data") == before != same_run.salt(c, "other data")
     c.privacy.target_epsilon = 3.0
-    with_target = configuration.salt(c, "data")
+    with_target = same_run.salt(c, "data")
     c.rounds += 1
-    assert configuration.salt(c, "data") != with_target
+    assert same_run.salt(c, "data") != with_target

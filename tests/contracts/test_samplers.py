@@ -34,6 +34,7 @@ CASES = {
         (9, {"size": 3, "released": True}, True),
     ],
     "adaptive": [(9, {"size": 4}, True), (9, {"rho": 0.4, "temperature": 0.5, "explore": 0.3}, True)],
+    "balls_in_bins": [(9, {"cycle": 4}, True), (9, {"cycle": 30}, True), (9, {"cycle": 1}, False)],
 }
 TABLE = [
     pytest.param(
@@ -146,6 +147,13 @@ def test_q_belongs_to_poisson_alone(name, clients, options, keyed):
     sampler, *_ = case(name, clients, options)
     assert sampler.q == options.get("q")
     assert sampler.truncated == (0 < options.get("capacity", 0) < clients)
+
+
+@every_sampler
+def test_bins_belong_to_balls_in_bins_alone(name, clients, options, keyed):
+    sampler, *_ = case(name, clients, options)
+    assert sampler.bins == options.get("cycle", 0)
+    assert sampler.drawn == ((sampler.capacity, clients) if name == "uniform" else None)
 
 
 # A sampler with a memory must keep these promises after whatever it has seen.

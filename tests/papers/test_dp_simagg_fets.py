@@ -152,7 +152,9 @@ def test_a_run_leaves_all_its_files(done):
     assert summary["label"] == "SimAgg" and summary["round"] == 2 and summary["stopped"] == ""
     for name in ("DONE", "config.json", "manifest.json", "metrics.csv", "per_case.csv", "report.html", "train.log"):
         assert (folder / name).is_file(), name
-    assert not (folder / "predictions").exists() and not (folder / "privacy.json").exists()
+    assert not (folder / "predictions").exists()
+    card = json.loads((folder / "privacy.json").read_text())  # a run without a guarantee says so
+    assert card["epsilon"] is None and card["sentence"].startswith("No differential-privacy guarantee")
     drawn = (
         "convergence",
         "site_boxes",
@@ -214,10 +216,10 @@ def test_simulated_time_is_that_of_the_clock_for_who_trained(done, method):
 def test_the_literal_row_promises_nothing_and_says_why(done):
     folder, summary = done("dp_eps10")
     ledger = json.loads((folder / "privacy.json").read_text())
-    assert ledger == summary["privacy"] | {"reasons": list(summary["privacy"]["reasons"])}
+    assert ledger.keys() == summary["privacy_card"].keys() and ledger["sentence"].startswith("No differential-privacy")
     assert ledger["epsilon"] is None and not ledger["formal"] and ledger["sensitivity"] is None
     assert ledger["noise_multiplier"] == pytest.approx(math.sqrt(2 * math.log(1.25 / 1e-5)) / 10)
-    claimed = {row["client"]: row for row in ledger["rows"]}
+    claimed = {row["client"]: row for row in ledger["ledger"]["rows"]}
     assert {row["status"] for row in claimed.values()} == {"claimed, not proven"}
     assert claimed["one round, classical formula"]["epsilon"] == pytest.approx(10)
     every = claimed["all rounds, basic composition"]  # 4 tensors, 2 rounds, 10 each
@@ -257,7 +259,7 @@ def test_the_sound_rows_promise_what_an_independent_accountant_finds(done, metho
 @pytest.mark.parametrize("method", ["fednova", "krum"])
 def test_a_run_without_a_mechanism_has_no_ledger(done, method):
     folder, summary = done(method)
-    assert summary["privacy"] == {} and not (folder / "privacy.json").exists()
+    assert summary["privacy"] == {} and json.loads((folder / "privacy.json").read_text())["ledger"]["rows"] == []
     norms = [r["value"] for r in rows(folder) if r["metric"] == "update_norm"]
     assert len(norms) == {"fednova": 4, "krum": 3}[method] and min(norms) > 0
     scored = {r["round"]: r["value"] for r in rows(folder) if (r["metric"], r["site"]) == ("round_score", "pooled")}

@@ -134,7 +134,7 @@ def test_a_private_run_has_a_ledger_and_a_guarantee(done):
     from fedjax_seg.privacy import accounting
 
     folder, summary = done("dp_sgd")
-    ledger = json.loads((folder / "privacy.json").read_text())
+    ledger = json.loads((folder / "privacy.json").read_text())["ledger"]
     by_client = {row["client"]: row for row in ledger["rows"]}
     assert {k: row["units"] for k, row in by_client.items()} == TRAIN
     assert by_client["client_1"]["q_origin"] == "4/8 = 0.5" and by_client["client_1"]["steps"] == 4
@@ -229,11 +229,11 @@ def test_batch_norm_is_refused_for_private_training(ct_root, tmp_path):
 
 
 def test_the_noise_follows_from_a_target_epsilon(ct_root, tmp_path):
-    from fedjax_seg import guarantee
+    from fedjax_seg import privacy_budget
     from fedjax_seg.privacy import accounting
 
     c = config(ct_root, "dp_sgd", **{"privacy.target_epsilon": 2.0})
-    made = guarantee.calibrated(c, experiment.load_data(c, tmp_path))
+    made = privacy_budget.calibrated(c, experiment.load_data(c, tmp_path))
     assert c.client.noise_multiplier == 1.2  # the given config is left alone
     worst = max(accounting.poisson_epsilon(made.client.noise_multiplier, 4 / n, -(-n // 4) * 2, 1e-5) for n in (8, 6))
     four = accounting.poisson_epsilon(made.client.noise_multiplier, 1.0, 2, 1e-5)

@@ -65,7 +65,7 @@ def two_clusters(n):
 def test_no_input_is_beyond_the_tight_bound(n, uniform):
     found = max(climber(n)(np.full(n, 1 / n if uniform else 0.0)), two_clusters(n))
     bound = bounds.simagg_tight(1.0, n).value
-    assert found <= bound * (1 + 1e-5) <= bounds.simagg_two_c(1.0).value * (1 + 1e-5)
+    assert found <= bound * (1 + 1e-5) <= bounds.convex_combination(1.0).value * (1 + 1e-5)
     if n >= 3:
         assert found >= 0.3 * bound  # a search that finds next to nothing would prove nothing
 
@@ -125,10 +125,75 @@ def test_values():
     assert bounds.simagg_tight(100.0, 6).value == pytest.approx(104.04, abs=5e-2)
     assert bounds.simagg_tight(1.0, 1).value == 2  # the tight bound is never above 2 C
     assert bounds.simagg_tight(1.0, 6, adjacency="add-remove").adjacency == "add-remove"
-    assert (bounds.simagg_two_c(3.0).value, bounds.paper_four_c(3.0).value) == (6, 12)
+    assert (bounds.convex_combination(3.0).value, bounds.paper_four_c(3.0).value) == (6, 12)
     assert bounds.mean_replace_one(3.0, 6).value == 1
     assert bounds.mean_zero_out(3.0, 6).value == 0.5 and bounds.mean_zero_out(3.0, 6).adjacency == "zero-out"
     assert bounds.clipped_sum(3.0).value == 3
+    assert bounds.convex_combination(1.0, "zero-out") == bounds.convex_combination(1.0)._replace(adjacency="zero-out")
+    assert bounds.weighted_mean(3.0, 0.25).value == 1.5
+    assert bounds.weighted_mean(3.0, 1 / 6).value == pytest.approx(bounds.mean_replace_one(3.0, 6).value)
+    # published: 171 of 293 patients at one site: 1.17 C
+    assert bounds.weighted_mean(1.0, 171 / 293).value == pytest.approx(1.17, abs=5e-3)
+
+
+def test_a_weighted_mean_moves_by_twice_its_largest_share():
+    rng = np.random.default_rng(2)
+    p = np.array([171.0, 60, 30, 20, 8, 4]) / 293
+    for _ in range(100):
+        rows, k = inside(rng.normal(size=(6, 3)) * 3), rng.integers(6)
+        assert np.linalg.norm(p[k] * (rows[k] - inside(rng.normal(size=3)))) <= bounds.weighted_mean(1.0, p.max()).value
+    assert abs(p[0] - p[0] * -1) == pytest.approx(bounds.weighted_mean(1.0, p.max()).value)  # attained
+
+
+def test_medians_are_no_convex_combinations_of_clients():
+    """Why they have no 2 C here: three points of the unit ball whose coordinate-wise median is outside it."""
+    rows = inside(np.array([[1.0, 1, 0], [1, 0, 1], [0, 1, 1]]))
+    assert np.linalg.norm(np.median(rows, axis=0)) > 1.2
+
+
+ADJACENCIES = [("zero-out", 1.0), ("add-remove", 1.0), ("replace-one", 2.0)]
+
+
+@pytest.mark.parametrize(("adjacency", "value"), ADJACENCIES)
+def test_messages_of_ref_sim_agg(adjacency, value):
+    found = bounds.ref_sim_agg(adjacency)
+    assert found[:3] == (value, adjacency, "client")
+    rng = np.random.default_rng(3)
+    corners = list(itertools.product([(0, 0), (0, 1), (1, 0)], repeat=2))  # of the convex function of the proof
+    assert max((t + u) ** 2 + (s - v) ** 2 for (s, t), (v, u) in corners) == 4
+    for _ in range(300):
+        p, x = rng.uniform(size=2), rng.normal(size=(2, 3)) * 10.0 ** rng.uniform(-3, 4)
+        a = 1 / (1 + np.linalg.norm(x, axis=1))
+        q = np.concatenate([p[:, None] * a[:, None] * x, (p * a)[:, None]], axis=1)
+        assert np.linalg.norm(q[0] - q[1] if adjacency == "replace-one" else q[0]) <= value
+
+
+@pytest.mark.parametrize(("adjacency", "value"), ADJACENCIES)
+def test_steps_from_released_references_compose_as_one_release(adjacency, value):
+    assert bounds.weiszfeld_steps(9, adjacency).value == 3 * value
+    assert bounds.weiszfeld_steps(1, adjacency).value == value
+
+
+def test_adaptive_steps_are_no_easier_to_tell_apart_than_one_release_of_their_joint_bound():
+    """4 steps, sigma 2, each moved by 1 or 1/2 depending on the step before; delta at epsilon 1 by 2e5 runs."""
+    rng, sigma, runs = np.random.default_rng(4), 2.0, 200_000
+
+    def delta_of(shift):
+        loss, last = np.zeros(runs), np.zeros(runs)
+        for _ in range(4):
+            v = shift(last)
+            last = v + sigma * rng.normal(size=runs)
+            loss += (v * last - v**2 / 2) / sigma**2
+        return np.mean(np.maximum(0, 1 - np.exp(1 - loss)))
+
+    def gaussian(mu):  # Balle and Wang, Theorem 8, at epsilon 1
+        phi = lambda t: (1 + math.erf(t / math.sqrt(2))) / 2
+        return phi(mu / 2 - 1 / mu) - math.e * phi(-mu / 2 - 1 / mu)
+
+    joint = gaussian(bounds.weiszfeld_steps(4).value / sigma)
+    assert delta_of(lambda last: np.ones(runs)) == pytest.approx(joint, abs=2e-3)
+    adaptive = delta_of(lambda last: np.where(last > 0, 1.0, 0.5))
+    assert gaussian(bounds.ref_sim_agg().value / sigma) < 0.05 < adaptive < joint  # one step's bound is not enough
 
 
 def test_public_weights():
@@ -158,8 +223,14 @@ def test_an_unknown_cohort_gives_no_tight_bound(smallest):
     "call",
     [
         lambda: bounds.simagg_tight(0.0, 6),
-        lambda: bounds.simagg_two_c(float("nan")),
-        lambda: bounds.simagg_two_c(1.0, "zero"),
+        lambda: bounds.convex_combination(float("nan")),
+        lambda: bounds.convex_combination(1.0, "zero"),
+        lambda: bounds.simagg_tight(1.0, 6, adjacency="zero-out"),
+        lambda: bounds.weighted_mean(1.0, 0.0),
+        lambda: bounds.weighted_mean(1.0, 1.5),
+        lambda: bounds.ref_sim_agg("zero"),
+        lambda: bounds.weiszfeld_steps(0),
+        lambda: bounds.weiszfeld_steps(2, "one"),
         lambda: bounds.paper_four_c(-1.0),
         lambda: bounds.mean_zero_out(1.0, 0.0),
         lambda: bounds.simagg_public_weights(1.0, [0.0, 0.0]),

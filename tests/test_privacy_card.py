@@ -1,0 +1,133 @@
+"""The privacy card, targets and budgets: of runs that are built and not trained."""
+
+import math
+
+import dp_accounting
+import pytest
+import tiny_runs
+
+from fedjax_seg import experiment, guarantee, privacy_budget, privacy_card
+from fedjax_seg.core.checks import UserError
+
+PARTS = ("threat_model", "mechanisms", "ledger", "audit", "attacks", "secure_sum", "utility", "warnings")
+PRIVATE = ("aggregator.name=dp_fedavg", "aggregator.clip=1.0")
+POISSON = ("client.name=dp_sgd", "client.clip=1.0", "batch_sampling=poisson", "batch_size=4")
+
+
+@pytest.fixture(scope="module")
+def loaded(pcp_root, tmp_path_factory):
+    return experiment.load_data(tiny_runs.config(pcp_root), tmp_path_factory.mktemp("scratch"))
+
+
+@pytest.fixture
+def built(pcp_root, loaded):
+    def build(*overrides):
+        config = tiny_runs.config(pcp_root, *(f"--config.{key}" for key in overrides))
+        return experiment.build(privacy_budget.calibrated(config, loaded), loaded)
+
+    return build
+
+
+def card_of(made, **known):
+    return privacy_card.card(made, guarantee.of_run(made), **known)
+
+
+def test_a_run_without_a_mechanism_says_that_nothing_is_guaranteed(built):
+    card = card_of(built())
+    assert all(part in card for part in PARTS)
+    assert card["epsilon"] is None and card["epsilon_text"] == "infinite"  # never 0, never blank
+    assert "No differential-privacy guarantee" in card["sentence"] and card["mechanisms"] == []
+    assert card["ledger"]["rows"] == [] and "epsilon is infinite" in card["ledger"]["text"]
+    assert any("no guarantee" in line for line in card["warnings"])
+
+
+def test_noise_of_zero_is_an_infinite_epsilon(built):
+    for overrides in ((*PRIVATE, "aggregator.noise_multiplier=0.0"), (*POISSON, "client.noise_multiplier=0.0")):
+        card = card_of(built(*overrides))
+        assert card["epsilon"] is None and card["epsilon_text"] == "infinite"
+        assert "there is no noise" in card["sentence"] and not card["mechanisms"][0]["formal"]
+
+
+def test_a_private_aggregator_has_its_proof_its_schedule_and_its_curve(built):
+    made = built(*PRIVATE, "aggregator.noise_multiplier=2.0", "rounds=9")
+    card = card_of(made)
+    (mechanism,) = card["mechanisms"]
+    assert (mechanism["sensitivity"], mechanism["stddev"], mechanism["participations"]) == (1.0, 2.0, 9)
+    assert "||T_k|| <= C" in mechanism["proof"] and "3 of 3 clients" in mechanism["sampling"]
+    assert card["epsilon"] == pytest.approx(dp_accounting.get_epsilon_gaussian(2 / 3, 1e-5), rel=1e-6)
+    at = {point["delta"]: point["epsilon"] for point in card["ledger"]["curve"]}
+    assert at[1e-5] == pytest.approx(card["epsilon"]) and at[1e-8] > at[1e-5]
+    assert card["ledger"]["per_round"][-1]["round"] == 9
+    assert card["ledger"]["gdp_mu"] == pytest.approx(3 / 2)
+    # n/(z sqrt d) of three hospitals, 28 inputs, 8 hidden units, 2 classes.
+    entries = card["utility"]["parameters"]
+    assert card["utility"]["snr"] == pytest.approx(3 / (2 * math.sqrt(entries))) and entries > 200
+    assert any("cannot learn" in line for line in card["warnings"])
+    assert "what to do instead" in card["utility"]["text"].lower()
+
+
+def test_who_really_came_is_held_against_what_was_accounted(built):
+    made = built(*PRIVATE, "aggregator.noise_multiplier=2.0", "sampler.name=sliding_window", "sampler.size=1")
+    row = {"split": "train", "metric": "update_norm", "fold": "fold0", "seed": 0, "value": 1.0, "n": 1}
+    fine = [{**row, "site": "NYU", "round": 1}, {**row, "site": "NYU", "round": 4}]
+    card = card_of(made, written=fine)
+    assert card["mechanisms"][0]["realised"] == {"NYU": 2, "UM": 0, "UCLA": 0}
+    assert not any("ACCOUNTING BUG" in line for line in card["warnings"])
+    card = card_of(made, written=[*fine, {**row, "site": "NYU", "round": 2}])  # two of four rounds were accounted
+    assert any("ACCOUNTING BUG" in line for line in card["warnings"])
+
+
+def test_dp_sgd_is_about_patients_or_images_and_says_so(built):
+    card = card_of(built(*POISSON, "client.noise_multiplier=3.0"))
+    assert card["unit"] == "example" and card["mechanisms"][0]["where"] == "client"
+    assert "poisson batches of 4" in card["mechanisms"][0]["sampling"]
+    assert card["epsilon"] > 0 and card["ledger"]["events"][0]["event"] == "poisson"
+
+
+@pytest.mark.parametrize("target", [2.0, 8.0])
+def test_an_aggregators_noise_follows_from_a_target(built, target):
+    made = built(*PRIVATE, f"privacy.target_epsilon={target}", "rounds=6")
+    z = made.config.aggregator.noise_multiplier
+    assert dp_accounting.get_epsilon_gaussian(z / math.sqrt(6), 1e-5) == pytest.approx(target, rel=2e-3)
+    assert guarantee.of_run(made)["epsilon"] <= target * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("privacy.target_epsilon=1.0",), "or an aggregator with a noise_multiplier"),
+        ((*PRIVATE, *POISSON, "privacy.target_epsilon=1.0"), "not both"),
+        ((*PRIVATE, "aggregator.epsilon=1.0", "privacy.target_epsilon=1.0"), "per round given together with"),
+        (("aggregator.name=geyer", "privacy.target_epsilon=1.0"), "promises nothing"),
+    ],
+)
+def test_targets_that_cannot_be_kept(built, overrides, words):
+    with pytest.raises(UserError, match=words):
+        built(*overrides)
+
+
+def test_a_budget_ends_the_run_before_it_is_spent(built):
+    """z = 2: k rounds have the epsilon of one with 2/sqrt(k)."""
+    of = lambda k: dp_accounting.get_epsilon_gaussian(2 / math.sqrt(k), 1e-5)
+    private = (*PRIVATE, "aggregator.noise_multiplier=2.0", "rounds=20")
+    assert privacy_budget.rounds_allowed(built(*private)) == 20
+    assert privacy_budget.rounds_allowed(built(*private, f"privacy.budget={of(7) + 1e-6}")) == 7
+    assert privacy_budget.rounds_allowed(built(*private, f"privacy.budget={of(8) - 1e-6}")) == 7
+    with pytest.raises(UserError, match="one round alone"):
+        privacy_budget.rounds_allowed(built(*private, f"privacy.budget={of(1) / 2}"))
+    with pytest.raises(UserError, match="promises nothing"):
+        privacy_budget.rounds_allowed(built("privacy.budget=3.0"))
+
+
+def test_a_run_stops_at_its_budget_and_goes_on_when_it_is_raised(pcp_root, tmp_path, quick_compile):
+    of = lambda k: dp_accounting.get_epsilon_gaussian(2 / math.sqrt(k), 1e-5)
+    words = [f"--config.{key}" for key in (*PRIVATE, "aggregator.noise_multiplier=2.0", "folds=(0,)")]
+    run = lambda budget: experiment.run(
+        tiny_runs.config(pcp_root, *words, f"--config.privacy.budget={budget}"), tmp_path, quiet=True
+    )
+    stopped = run(of(3))
+    assert stopped["round"] == 3 and "privacy budget" in stopped["stopped"]
+    assert stopped["privacy"]["epsilon"] == pytest.approx(of(3), rel=1e-6)  # of the rounds that were run
+    assert run(of(3))["round"] == 3  # nothing to do
+    on = run(of(4) + 1e-6)
+    assert on["round"] == 4 and on["stopped"] == "" and on["privacy_card"]["epsilon"] == pytest.approx(of(4), rel=1e-6)
