@@ -15,6 +15,7 @@ from fedjax_seg import (
     data,
     guarantee,
     hospital_time,
+    inverting,
     outcome,
     privacy_budget,
     privacy_card,
@@ -79,8 +80,10 @@ def check_data(config: ml_collections.ConfigDict, workdir: str | Path) -> tuple[
         raise
     if loaded.store is not None:
         _keep(folder, loaded.files)
-    experiment = build(config, loaded)
+    experiment = build(privacy_budget.calibrated(config, loaded), loaded)
     secrecy.ledger(experiment)
+    inverting.check(experiment)
+    privacy_budget.rounds_allowed(experiment)
     if loaded.store is not None:
         rehearse(experiment)
         loaded.store.close()
@@ -131,6 +134,7 @@ def run(
                 return finished
         experiment, digest = prepared(config, folder.path, load)
         loaded = experiment.data
+        inverting.check(experiment)
         promised, allowed = guarantee.of_run(experiment), privacy_budget.rounds_allowed(experiment)
         watch = attacking.prepare(experiment) if isinstance(experiment.attack, Membership) else None
         clocks, ledger = hospital_time.clocks(experiment), secrecy.ledger(experiment)

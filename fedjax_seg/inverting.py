@@ -108,7 +108,7 @@ def recover(experiment: Experiment, state: Any, plan: Any) -> tuple[dict[str, An
         rows.append(row)
         pictures[key] = shown
     alike = [image_quality.ssim(mean, t) for t in truth] if mean.ndim == 3 else []
-    score = {"psnr": float(np.mean([image_quality.psnr(mean, t) for t in truth]))}
+    score: dict[str, Any] = {"psnr": float(np.mean([image_quality.psnr(mean, t) for t in truth]))}
     score |= {"ssim": float(np.mean(alike)) if alike else None, "images": len(scene.public)}
     how = VECTORS if experiment.task.linear_input else IMAGES
     told = {

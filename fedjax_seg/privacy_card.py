@@ -274,7 +274,7 @@ def _warnings(
     if beyond and any(mechanisms):
         found.append(f"ACCOUNTING BUG: took part more often than the {most} rounds that were accounted: {beyond}")
     if utility["snr"] is not None and utility["snr"] < LEARNABLE:
-        found.append(f"cannot learn much: the signal of one release is at most {utility['snr']:.3g} of its noise")
+        found.append(f"mostly noise: the signal of one release is at most {utility['snr']:.3g} of its noise")
     if epsilon is not None and len(experiment.replicas) > 1:
         found.append(f"epsilon is of one model; {len(experiment.replicas)} were made of the same data, see the ledger")
     secure = experiment.parts.secure

@@ -1,5 +1,6 @@
 """The privacy card, targets and budgets: of runs that are built and not trained."""
 
+import json
 import math
 
 import dp_accounting
@@ -7,7 +8,10 @@ import pytest
 import tiny_runs
 
 from fedjax_seg import experiment, guarantee, privacy_budget, privacy_card
+from fedjax_seg.audit import __main__ as audit_command
+from fedjax_seg.audit import run_audit
 from fedjax_seg.core.checks import UserError
+from fedjax_seg.main import guarded
 
 PARTS = ("threat_model", "mechanisms", "ledger", "audit", "attacks", "secure_sum", "utility", "warnings")
 PRIVATE = ("aggregator.name=dp_fedavg", "aggregator.clip=1.0")
@@ -62,7 +66,7 @@ def test_a_private_aggregator_has_its_proof_its_schedule_and_its_curve(built):
     # n/(z sqrt d) of three hospitals, 28 inputs, 8 hidden units, 2 classes.
     entries = card["utility"]["parameters"]
     assert card["utility"]["snr"] == pytest.approx(3 / (2 * math.sqrt(entries))) and entries > 200
-    assert any("cannot learn" in line for line in card["warnings"])
+    assert any("mostly noise" in line for line in card["warnings"])
     assert "what to do instead" in card["utility"]["text"].lower()
 
 
@@ -119,7 +123,7 @@ def test_a_budget_ends_the_run_before_it_is_spent(built):
         privacy_budget.rounds_allowed(built("privacy.budget=3.0"))
 
 
-def test_a_run_stops_at_its_budget_and_goes_on_when_it_is_raised(pcp_root, tmp_path, quick_compile):
+def test_a_run_stops_at_its_budget_and_goes_on_when_it_is_raised(pcp_root, tmp_path, quick_compile, capsys):
     of = lambda k: dp_accounting.get_epsilon_gaussian(2 / math.sqrt(k), 1e-5)
     words = [f"--config.{key}" for key in (*PRIVATE, "aggregator.noise_multiplier=2.0", "folds=(0,)")]
     run = lambda budget: experiment.run(
@@ -131,3 +135,26 @@ def test_a_run_stops_at_its_budget_and_goes_on_when_it_is_raised(pcp_root, tmp_p
     assert run(of(3))["round"] == 3  # nothing to do
     on = run(of(4) + 1e-6)
     assert on["round"] == 4 and on["stopped"] == "" and on["privacy_card"]["epsilon"] == pytest.approx(of(4), rel=1e-6)
+    _audited(tmp_path, on, capsys)
+
+
+def _audited(folder, summary, capsys):
+    """The command on that finished run: its card gets an audit, and nothing else of the run changes."""
+    before = {p: p.read_bytes() for p in folder.glob("metrics.*")}
+    words = ["audit", f"--workdir={folder}", "--dim=4", "--trials=2000", "--restarts=2", "--steps=2"]
+    assert guarded(audit_command.command, words) == 0
+    assert "nothing contradicts what is proven" in capsys.readouterr().out
+    card = json.loads((folder / "privacy.json").read_text())
+    (row,) = card["audit"]["sensitivity"]
+    assert row["found"] == pytest.approx(1.0, abs=1e-6) and row["proven"] == 1.0 and row["n"] == 3
+    (canary,) = card["audit"]["canaries"]
+    # One round with z = 2; what is shown stays below it.
+    claimed = dp_accounting.get_epsilon_gaussian(2.0, 1e-5)
+    assert canary["epsilon_claimed"] == pytest.approx(claimed, rel=1e-6) and 0 < canary["epsilon_low"] < claimed
+    assert card["epsilon"] == summary["privacy_card"]["epsilon"] and card["warnings"]
+    assert json.loads((folder / "summary.json").read_text())["privacy_card"] == card
+    report = (folder / "report.md").read_text()
+    assert "canaries" in report.lower() and report.count("## Privacy\n") == 1
+    assert before == {p: p.read_bytes() for p in before}
+    with pytest.raises(UserError, match="no finished run there"):
+        run_audit.audit_run(folder / "nowhere")

@@ -61,8 +61,8 @@ def inversion(
     Args:
       images: how many training images are attacked by their gradient; other scenarios take the first of them.
       steps, lr, tv: of one attack: steps of signed Adam, its first rate (pixels have a range of 1), and the weight of
-        the total variation. Measured on the quickstart's U-Net: 150 and 300 steps find the same, rate 0.1 is 1 dB worse,
-        and tv 0.5 is 0.9 dB better; small networks want more steps and a tv of 0.001.
+        the total variation. Measured on the quickstart's U-Net: 150 and 300 steps find the same, a rate of 0.1 is 1 dB
+        worse, a tv of 0.5 0.9 dB better; small networks want 150 steps or more, a rate of 0.05 and a tv of 0.001.
       restarts: attacks from different starts, of which the one that explains the gradient best counts. The first one
         starts at the mean of public images, which an attacker has; the others at random images.
       local_steps: rows of an update after so many local SGD steps on one image; 1 is its gradient.

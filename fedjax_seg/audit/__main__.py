@@ -15,7 +15,7 @@ flags:
   --clip=1           length of updates
   --epsilon=1        of one release, that the noise is made for
   --delta=1e-5       of the same
-  --trials=20000     releases of each input; 0 = no canaries
+  --trials=N         releases of each input; 0 = no canaries; default 20000, more against a claim without a proof
   --restarts=48      climbs of the search
   --steps=400        of every climb; 0 = structured inputs only
   --seed=0           of starts and noise
@@ -41,7 +41,7 @@ from fedjax_seg.core import checks
 HELP = ("--help", "-help", "-h")
 VIOLATION = 2
 OPTIONS: dict[str, Any] = {
-    "n": 6, "dim": 50, "clip": 1.0, "epsilon": 1.0, "delta": 1e-5, "trials": 20000, "restarts": 48, "steps": 400,
+    "n": 6, "dim": 50, "clip": 1.0, "epsilon": 1.0, "delta": 1e-5, "restarts": 48, "steps": 400,
     "seed": 0,
 }  # fmt: skip
 
@@ -57,6 +57,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     for name, default in OPTIONS.items():
         define = flags.DEFINE_integer if isinstance(default, int) else flags.DEFINE_float
         define(name, default, "", flag_values=values)
+    flags.DEFINE_integer("trials", None, "", flag_values=values)
     flags.DEFINE_boolean("traceback", False, "", flag_values=values)
     try:
         rest = values(["", *argv[1:]])

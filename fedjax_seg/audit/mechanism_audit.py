@@ -13,6 +13,7 @@ from fedjax_seg.core import checks
 from fedjax_seg.core.types import Aggregator
 from fedjax_seg.privacy import audit, canaries
 
+TRIALS, MOST_TRIALS = 20_000, 1_000_000
 ROUNDING = 1e-6  # relative: proofs are about real numbers, and smooth denominators add 1e-8
 
 
@@ -53,7 +54,7 @@ def audit_mechanism(
     clip: float = 1.0,
     epsilon: float = 1.0,
     delta: float = 1e-5,
-    trials: int = 20000,
+    trials: int | None = None,
     restarts: int = 48,
     steps: int = 400,
     seed: int = 0,
@@ -74,7 +75,8 @@ def audit_mechanism(
       clip: C, the length of updates (also tau of Ref-SimAgg); mechanisms without one of their own are searched on the
         ball of this radius.
       epsilon, delta: of one release, what a registered mechanism's noise is made for. An Aggregator brings its own.
-      trials: releases of each input; 0 = no canaries.
+      trials: releases of each input; 0 = no canaries; None = 20,000, or as many as can refute a claim without a proof:
+        what counting shows ends near ln(trials/2) - 1.3.
       restarts, steps, seed: of privacy.audit.sensitivity.
     Raises: UserError for bad options.
     """
@@ -83,7 +85,8 @@ def audit_mechanism(
     checks.number("clip", clip, low=0.0, above=0.0)
     checks.number("epsilon", epsilon, low=0.0, above=0.0)
     checks.number("delta", delta, low=0.0, above=0.0, high=0.5)
-    checks.number("trials", trials, low=0, integer=True)
+    if trials is not None:
+        checks.number("trials", trials, low=0, integer=True)
     if isinstance(mechanism, str):
         made = checks.lookup(MECHANISMS, mechanism, "--mechanism")(n, dim, clip, epsilon, delta)
         made = made._replace(name=mechanism)
@@ -118,12 +121,20 @@ def audit_mechanism(
     violations = []
     if share is not None and not share <= 1 + ROUNDING:
         violations.append(f"a change of {found.value:.6g} found, above the proven bound of {proven:.6g}")
-    noisy = made.release is not None and made.claimed is not None and trials > 0
-    released = _canaries(made, made.canary or found.witness, trials, seed) if noisy else None
+    noisy = made.release is not None and made.claimed is not None and trials != 0
+    count = _enough(made) if trials is None else trials
+    released = _canaries(made, made.canary or found.witness, count, seed) if noisy else None
     if released and released["above"] and made.formal:
         violations.append(f"canaries: {released['words']}")
     text = _told(made, row, released, violations)
     return Findings(row, released, tuple(violations), found.witness, text)
+
+
+def _enough(made: Audited) -> int:
+    """Releases that can tell a false claim: the bound of a Gaussian mechanism does not end with their number."""
+    if made.formal or made.claimed is None:
+        return TRIALS
+    return max(TRIALS, min(MOST_TRIALS, round(2 * math.exp(min(made.claimed[0] + 1.8, 20.0)))))
 
 
 def _canaries(made: Audited, pair: audit.Witness, trials: int, seed: int) -> dict[str, Any]:

@@ -30,7 +30,13 @@ class Audit(NamedTuple):
 
 
 def audit_run(
-    workdir: str | Path, *, dim: int = 16, trials: int = 20000, restarts: int = 24, steps: int = 200, seed: int = 0
+    workdir: str | Path,
+    *,
+    dim: int = 16,
+    trials: int | None = None,
+    restarts: int = 24,
+    steps: int = 200,
+    seed: int = 0,
 ) -> Audit:
     """Makes the privacy card of a finished run anew, and audits its mechanisms.
 

@@ -3,6 +3,8 @@
 import ast
 import inspect
 import itertools
+import json
+import math
 import re
 import sys
 
@@ -13,8 +15,9 @@ from PIL import Image
 from tiny_runs import ROOT
 
 from fedjax_seg import config as configuration
-from fedjax_seg import experiment, main, same_run
+from fedjax_seg import experiment, guarantee, main, privacy_card, same_run
 from fedjax_seg.core.checks import UserError
+from fedjax_seg.report import writer
 
 sys.path.append(str(ROOT / "tests" / "data"))
 from volume_folder import msd_folder
@@ -40,7 +43,8 @@ def words_of(name):
     if name == "privacy_utility":
         grids = (configuration.load(ROOT / "configs" / f"{name}.py", v).grid for v in ("ci", "abide", "hippocampus"))
         synthetic = ["n=6,dp_fedavg,eps=4", "adaptive,n=12,eps=10", "banded,n=12,eps=0.5"]
-        return [None, "n=6", "ref,eps=1,eps=2", *synthetic, *(w for grid in grids for w in grid if "eps=4" in w)]
+        given = [w for grid in grids for w in grid if "eps=4" in w and not w.startswith("abide")]
+        return [None, "ref,eps=1,eps=2", "abide,ref,eps=4", *synthetic, *given]
     assert name == "fedhavg_abide", f"tell here which words configs/{name}.py takes"
     found = [None, "all17", "released,all17,gbar", "paper,ext,c=0.5,gamma=3", "released,krum,corrupt=random"]
     for grid, profile in itertools.product(
@@ -109,8 +113,14 @@ def test_docstring_holds_the_command(file):
         assert re.search(rf"python -m launch\.sweep --config=configs/{file.stem}\.py", text)
 
 
+@pytest.fixture(scope="module")
+def carded():
+    """What kinds of runs have had their privacy card looked at."""
+    return set()
+
+
 @pytest.mark.parametrize("name, words", CASES, ids=[f"{n}:{w or ''}" for n, w in CASES])
-def test_builds_and_reads_every_key(name, words, loaded):
+def test_builds_and_reads_every_key(name, words, loaded, carded):
     config = configuration.load(ROOT / "configs" / f"{name}.py", words)
     configuration.validate(config)
     for room, table in configuration.ROOMS.items():
@@ -124,6 +134,41 @@ def test_builds_and_reads_every_key(name, words, loaded):
     folds = len(built.data.splits)
     assert len(built.replicas) == len(config.seeds) * (len(config.folds) or folds)
     assert built.data.sites
+    kind = (name, *(config[room].name for room in ("model", "client", "aggregator", "sampler", "secure_sum")))
+    if kind not in carded:  # one of each: a network is traced for it
+        carded.add(kind)
+        complete(privacy_card.card(built, guarantee.of_run(built)))
+
+
+PARTS = {
+    "threat_model": {"unit", "adjacency", "trusted", "released", "not_protected"},
+    "ledger": {"rows", "events", "curve", "per_round", "gdp_mu", "not_accounted", "text"},
+    "secure_sum": {"name", "hides", "text"},
+    "utility": {"rows", "snr", "text"},
+}
+MECHANISM = {
+    *("where", "name", "clips", "sensitivity", "proof", "adjacency", "unit", "noise_multiplier", "stddev", "sampling"),
+    *("participations", "realised", "numbers", "formal", "reasons"),
+}
+
+
+def complete(card):
+    """All eight parts, and a guarantee or the words that there is none."""
+    for part, keys in PARTS.items():
+        assert keys <= card[part].keys(), part
+        assert card[part].get("text", "told") or part == "utility"
+    assert {"audit", "attacks", "mechanisms", "warnings"} <= card.keys()
+    assert all(mechanism.keys() >= MECHANISM for mechanism in card["mechanisms"])
+    json.dumps(writer.plain(card), allow_nan=False)
+    if card["epsilon"] is None:
+        assert "No differential-privacy guarantee" in card["sentence"] and card["epsilon_text"] == "infinite"
+        assert any("no guarantee" in line for line in card["warnings"])
+        assert all(not m["formal"] and m["reasons"] for m in card["mechanisms"])
+    else:
+        assert 0 < card["epsilon"] < math.inf and f"epsilon {card['epsilon']:.3g}" in card["sentence"]
+        assert card["ledger"]["rows"] and card["ledger"]["events"] and card["ledger"]["curve"]
+        assert card["ledger"]["per_round"][-1]["epsilon"] == pytest.approx(card["epsilon"], rel=1e-3)
+        assert any(m["formal"] and m["proof"] and m["stddev"] > 0 for m in card["mechanisms"])
 
 
 def leaves():

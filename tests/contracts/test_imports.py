@@ -59,7 +59,7 @@ ARROWS = {
     },
     "experiment": {
         "assembly", "attacking", "guarantee", "config", "data", "synthesis", "federation", "report",
-        "hospital_time", "outcome", "rehearsal", "same_run", "secrecy", "training", "attacks",
+        "hospital_time", "inverting", "outcome", "rehearsal", "same_run", "secrecy", "training", "attacks",
         "privacy_card", "privacy_budget",
     },
     "main": {"config", "experiment"},
