@@ -142,8 +142,15 @@ def _audits(experiment: Experiment, scored: Mapping[str, Scored], claimed: Mappi
         if patients is not None:
             members, others = average(members, patients[0]), average(others, patients[1])
         found = one_run.one_run(members, others, delta=delta)
-        rows.append({"attack": name, **found, "epsilon_claimed": claimed.get("epsilon")})
+        said = claimed.get("epsilon") if _speaks_of_canaries(experiment, name) else None
+        rows.append({"attack": name, **found, "epsilon_claimed": said})
     return rows
+
+
+def _speaks_of_canaries(experiment: Experiment, attack: str) -> bool:
+    """Whether the ledger's epsilon is that of leaving a canary out, as the attack saw it."""
+    own = experiment.client.mechanism
+    return attack != "update_cosine" and own is not None and own.unit in ("example", "patient")
 
 
 def _text(experiment: Experiment, first: Mapping[str, Any], watch: Watch, seen: Evidence) -> str:
@@ -197,7 +204,9 @@ def with_ceilings(experiment: Experiment, found: dict[str, Any], promised: Mappi
 
     A held-out case had another one in its place, so that members and non-members are told apart as under replace-one. A
     zero-out or add-remove guarantee says of that what two changes allow: (2 eps, (1 + e^eps) delta), 2 mu (Dong, Roth
-    and Su 2022, group privacy). Canaries were left out by coins, each on its own: for them it holds as it is.
+    and Su 2022, group privacy). Canaries were left out by coins, each on its own: for them a guarantee of cases, or of
+    patients, holds as it is (with the number of cases public, as in the ledger); of a client, whose data are then others,
+    two changes count again.
     """
     covered, source = _covered(experiment, promised, found["unit"])
     limit = None
@@ -205,14 +214,15 @@ def with_ceilings(experiment: Experiment, found: dict[str, Any], promised: Mappi
         curve = [(row["epsilon"], row["delta"]) for row in promised["curve"] if row["epsilon"] is not None]
         exact = promised.get("gdp_mu") is not None and promised.get("gdp_meaning", "exact").startswith("exact")
         mu = promised["gdp_mu"] if exact else None
-        if not experiment.attack.canaries and _mechanism(experiment).adjacency != "replace-one":
+        coins = experiment.attack.canaries and _mechanism(experiment).unit != "client"
+        if not coins and _mechanism(experiment).adjacency != "replace-one":
             curve = [(2 * e, min(1.0, (1 + math.exp(min(e, 700.0))) * d)) for e, d in curve]
             mu, source = mu and 2 * mu, f"{source}; a held-out case had another in its place, so two changes count"
         limit = ceilings.ceiling(curve, mu)
     rows = ceilings.marked(found["final"], limit, found["roc"])
-    if _server_sees_more(experiment):
-        plain = ceilings.marked(found["final"], None)
-        rows = [bare if bare["attack"] == "update_cosine" else row for bare, row in zip(plain, rows)]
+    # The update attack sees one more round than was accounted, and messages before central noise.
+    plain = ceilings.marked(found["final"], None)
+    rows = [bare if bare["attack"] == "update_cosine" else row for bare, row in zip(plain, rows)]
     drawn: dict[str, Any] = {"source": source}
     if limit is not None:
         drawn |= {"fpr": limit.fpr.tolist(), "tpr": limit.tpr.tolist(), "auc": limit.auc}
@@ -231,9 +241,3 @@ def _covered(experiment: Experiment, promised: Mapping[str, Any], unit: str) -> 
         return False, "no ceiling: a site's cases meet layers that stay at home, without noise"
     repeated = len(set(experiment.data.patient_ids)) < len(experiment.data.patient_ids)
     return ceilings.applies(_mechanism(experiment).unit, unit, repeated)
-
-
-def _server_sees_more(experiment: Experiment) -> bool:
-    """Updates that the server sees before central noise are outside the guarantee, which trusts the server."""
-    central = experiment.parts.aggregator.mechanism
-    return central is not None and not central.local and experiment.client.mechanism is None

@@ -81,18 +81,7 @@ def check_together(
             f"config.secure_sum.name: {config.secure_sum.name!r} given with protocol {config.protocol!r}, in which"
             " nothing is summed over sites; 'none' expected"
         )
-    formal = aggregator.mechanism if aggregator.mechanism and aggregator.mechanism.formal else None
-    if formal and simulated and sampler.q is not None:
-        raise checks.UserError(
-            f"config.secure_sum.name: {config.secure_sum.name!r} given with a privacy claim under Poisson sampling: who"
-            " else is counted, and whether a round is aborted, would depend on whether a client was drawn, which the"
-            " claim does not cover; another sampler expected (uniform, sliding_window, full), or 'assumed'"
-        )
-    if formal and formal.adjacency == "add-remove" and (sampler.q is None or sampler.truncated):
-        raise checks.UserError(
-            f"config.aggregator.adjacency: 'add-remove' given with the sampler {sampled!r}, 'replace-one' expected,"
-            " because one client more or less would change who else is sampled; Poisson sampling, never cut, allows it"
-        )
+    _check_claims(config, client, aggregator, sampler, loaded, simulated)
     if aggregator.mechanism and rule.get("epsilon") and rule.get("delta") != config.privacy.delta:
         raise checks.UserError(
             f"config.aggregator.delta: {rule.get('delta')!r} given, and config.privacy.delta is"
@@ -109,6 +98,62 @@ def check_together(
             f"config.{what}: volumes are streamed from disk, for which only batch_sampling='shuffled' and attack 'none'"
             " are there; set these, or use 2D slices"
         )
+
+
+def _check_claims(
+    config: ml_collections.ConfigDict,
+    client: Client,
+    aggregator: Aggregator,
+    sampler: Sampler,
+    loaded: federated.FederatedData,
+    simulated: bool,
+) -> None:
+    """What would make a privacy claim untrue. Raises: UserError."""
+    if client.mechanism and client.mechanism.unit == "patient":
+        _check_homes(loaded)
+    formal = aggregator.mechanism if aggregator.mechanism and aggregator.mechanism.formal else None
+    if formal is None:
+        return
+    by_coins = sampler.q is not None or sampler.bins > 1
+    sampled, adjacency = config.sampler.name, formal.adjacency
+    amplified = by_coins or bool(sampler.drawn and sampler.drawn[0] < sampler.drawn[1] and adjacency == "replace-one")
+    if simulated and amplified:
+        raise checks.UserError(
+            f"config.secure_sum.name: {config.secure_sum.name!r} given with a privacy claim that rests on the sampler"
+            f" {sampled!r}: who else is counted, and whether a round is aborted, would depend on whether a client was"
+            " drawn, which the claim does not cover; another sampler expected (sliding_window, full), or 'assumed'"
+        )
+    if config.max_sim_hours and amplified:
+        raise checks.UserError(
+            f"config.max_sim_hours: {config.max_sim_hours:g} given with a privacy claim that rests on the sampler"
+            f" {sampled!r}: simulated time, and so the number of rounds, would tell who was drawn; 0 expected, or"
+            " another sampler (sliding_window, full)"
+        )
+    if adjacency == "add-remove" and (not by_coins or sampler.truncated):
+        raise checks.UserError(
+            f"config.aggregator.adjacency: 'add-remove' given with the sampler {sampled!r}, 'replace-one' or 'zero-out'"
+            " expected, because one client more or less would change who else is sampled; Poisson sampling, never cut,"
+            " and balls_in_bins allow it"
+        )
+    if adjacency == "zero-out" and aggregator.reads == "each" and by_coins:
+        raise checks.UserError(
+            f"config.aggregator.adjacency: 'zero-out' given with the sampler {sampled!r} and a rule that is no sum:"
+            " a client that is drawn and sends 0 is not one that is not drawn; 'add-remove' expected"
+        )
+
+
+def _check_homes(loaded: federated.FederatedData) -> None:
+    """A patient's ledger is that of one client: nobody may train at two."""
+    for split in loaded.splits:
+        home: dict[str, int] = {}
+        for k, cases in enumerate(split.train):
+            for patient in {loaded.patient_ids[i] for i in cases}:
+                if home.setdefault(patient, k) != k:
+                    names = f"{loaded.sites[home[patient]]} and {loaded.sites[k]}"
+                    raise checks.UserError(
+                        f"config.client.unit: 'patient' given, and patient {patient} has training cases at {names},"
+                        " whose guarantees would add up; every patient at one site expected"
+                    )
 
 
 def _check_classes(config: ml_collections.ConfigDict, loaded: federated.FederatedData) -> None:

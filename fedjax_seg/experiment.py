@@ -62,7 +62,10 @@ def prepared(
     """The experiment of a config and the digest of its data; nothing is compiled."""
     loaded = attacking.without_canaries(config, baselines.arrange(load(config, folder), config.protocol))
     digest = federated.digest(loaded)  # once: it reads every pixel
-    return build(privacy_budget.calibrated(config, loaded), loaded, same_run.salt(config, digest)), digest
+    salt = same_run.salt(config, digest)
+    made = build(privacy_budget.calibrated(config, loaded), loaded, salt)
+    again = privacy_budget.for_rounding(made)
+    return (build(again, loaded, salt) if again else made), digest
 
 
 def check_data(config: ml_collections.ConfigDict, workdir: str | Path) -> tuple[str, ...]:

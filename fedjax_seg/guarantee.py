@@ -71,11 +71,12 @@ def _of_clients(experiment: Experiment, rounds: int) -> dict[str, Any]:
         tensors=tensors,
         reasons=mechanism.reasons,
     )
+    found |= {"span": mechanism.span, "epsilon_if_known": _if_known(found)}
     text = _round_text(config.aggregator.name, mechanism, found, tensors) + _of_replicas(experiment, found)
     text += _of_secure_sum(experiment, found)
     rows = [{"client": f"{row['what']}, {row['method']}"} | _finite(row) for row in found["rows"]]
     rows = [{k: v for k, v in row.items() if k not in ("what", "method")} for row in rows]
-    about = {k: v for k, v in found.items() if k not in ("rows", "epsilon")}
+    about = {k: v for k, v in found.items() if k not in ("rows", "epsilon", "span")}
     return {
         "epsilon": found["epsilon"],
         "delta": config.privacy.delta,
@@ -86,6 +87,16 @@ def _of_clients(experiment: Experiment, rounds: int) -> dict[str, Any]:
         "lines": text.split("\n\n")[:1],
         **about,
     }
+
+
+def _if_known(found: dict[str, Any]) -> float | None:
+    """Epsilon towards somebody who knows in which rounds a client was, where the claim needs that to be secret."""
+    kept = [row["epsilon"] for row in found["rows"] if row["what"] in KNOWN and row["method"] == "exact Gaussian"]
+    amplified = found["epsilon"] is not None and kept and found["epsilon"] < min(kept) * (1 - 1e-9)
+    return min(kept) if amplified else None
+
+
+KNOWN = ("all rounds", "rounds of one client")  # rows of releases that count whoever knows who came
 
 
 def _of_secure_sum(experiment: Experiment, found: dict[str, Any]) -> str:
@@ -125,9 +136,17 @@ def _round_text(rule: str, mechanism: Mechanism, found: dict[str, Any], tensors:
     text = (
         f"Aggregator {rule}: client-level differential privacy ({found['adjacency']}), {z} on a sensitivity of"
         f" {found['sensitivity']:.4g}: epsilon {found['epsilon']:.3f} at delta {found['delta']:.3g} for every client"
-        f" over {found['rounds']} rounds, of which one is in at most {found['participations']}. One round: epsilon"
-        f" {found['epsilon_round']:.3f}. Amplification by sampling: {found['amplification']}."
+        f" over {found['rounds']} rounds, of which one is in at most {found['participations']}."
     )
+    text += " The noise of all rounds is one release." if mechanism.span else (
+        f" One round: epsilon {found['epsilon_round']:.3f}."
+    )  # fmt: skip
+    text += f" Amplification by sampling: {found['amplification']}."
+    if found["epsilon_if_known"] is not None:
+        text += (
+            f" That needs it to be secret who took part in which round: whoever knows it is told epsilon"
+            f" {found['epsilon_if_known']:.3f} at most."
+        )
     if found["smallest_cohort"]:
         text += f" A round has {found['smallest_cohort']} places; one that nobody fills counts as an update of 0."
     who = "what leaves a client, and needs no trust in the server" if mechanism.local else (
@@ -136,9 +155,10 @@ def _round_text(rule: str, mechanism: Mechanism, found: dict[str, Any], tensors:
     return text + (
         f"\n\nThe guarantee is about {who}. It does not cover what a simulation sees beside: losses, norms,"
         " recovered updates of a leak demonstration,"
-        " scores of the sites and what they keep at home (of which an external site takes the mean) come without noise."
-        " It is of one run; other runs on the same data add up. Random numbers are pseudo-random and follow from the"
-        " seed, the config and the data; a deployment must keep its seed secret."
+        " scores of the sites, what they keep at home (of which an external site takes the mean): without noise."
+        " It is of one run; other runs on the same data add up, and the models of one execution only may be published:"
+        " elsewhere the same run has the same noise and other rounding. Random numbers are pseudo-random and follow from"
+        " the seed, the config and the data; a deployment must keep its seed secret."
     )
 
 
@@ -149,7 +169,7 @@ def _of_replicas(experiment: Experiment, found: dict[str, Any]) -> str:
     count = len(experiment.replicas)
     if count == 1 or found["epsilon"] is None:
         return ""
-    releases = count * found["participations"]
+    releases = count * (1 if found["span"] else found["participations"])
     together = accounting.gaussian_epsilon(found["noise_multiplier"] / math.sqrt(releases), found["delta"])
     return (
         f"\n\nThat is for one model. This run made {count} (folds x seeds) from the same clients; whoever sees all of"
@@ -176,9 +196,14 @@ def _of_units(experiment: Experiment, rounds: int) -> dict[str, Any]:
         row |= {k: None for k in ("epsilon_pld", "epsilon_rdp") if row[k] is not None and math.isinf(row[k])}
     epsilon = None if math.isinf(worst) else worst
     text = _text(mechanism, config, epsilon, rows, rounds)
+    if epsilon is not None and len(experiment.replicas) > 1:
+        text += (
+            f"\n\nThat is for one model. This run made {len(experiment.replicas)} (folds x seeds) from the same data;"
+            " whoever sees all of them sees so many times the steps."
+        )
     return {
         "epsilon": epsilon,
-        "delta": config.privacy.delta,
+        "delta": max(row["delta"] for row in rows),  # with what cutting draws adds
         "rows": rows,
         "text": text,
         "lines": text.split("\n\n")[:1],

@@ -62,10 +62,23 @@ def _noise_of_aggregator(config: ml_collections.ConfigDict, loaded: FederatedDat
             f"config.privacy.target_epsilon: {target:g} given with the aggregator {config.aggregator.name!r}, which"
             f" promises nothing{why}; a rule with a proof expected, e.g. dp_fedavg"
         )
-    # The rounding of a secure sum makes a sensitivity a little larger; what that costs is set aside.
-    target *= 1.0 if config.secure_sum.name in ("none", "assumed") else 1 - 1e-3
     delta, rounds = config.privacy.delta, config.rounds
     return budget.multiplier_for(mechanism, sampler, clients=clients, rounds=rounds, delta=delta, target=target)
+
+
+def for_rounding(experiment: Experiment) -> ml_collections.ConfigDict | None:
+    """The config with the noise that a target needs where a secure sum's encoding makes the sensitivity larger; None
+    where its noise is enough."""
+    config, own = experiment.config, experiment.parts.aggregator.mechanism
+    if not config.privacy.target_epsilon or own is None or experiment.client.mechanism:
+        return None
+    summed = guarantee.mechanism_of_rounds(experiment)
+    assert summed is not None
+    if summed.noise_multiplier >= own.noise_multiplier:
+        return None
+    made = config.copy_and_resolve_references()
+    made.aggregator.noise_multiplier = own.noise_multiplier**2 / summed.noise_multiplier
+    return made
 
 
 def rounds_allowed(experiment: Experiment) -> int:

@@ -51,7 +51,8 @@ def card(
         **{k: v for k, v in promised.items() if k not in ("lines", *LEDGER)},
         **head,
         "threat_model": _threat_model(experiment, promised),
-        "mechanisms": _mechanisms(experiment, took_part),
+        # Who came is no part of a card whose claim needs it to be secret.
+        "mechanisms": _mechanisms(experiment, {} if _if_known(promised) is not None else took_part),
         "ledger": _ledger(experiment, promised),
         "audit": {},
         "attacks": {"rows": attack.get("final", []), "text": attack.get("text", "")} if attack else {},
@@ -62,18 +63,20 @@ def card(
 
 
 def _head(experiment: Experiment, promised: Mapping[str, Any]) -> dict[str, Any]:
-    epsilon, delta = promised.get("epsilon"), experiment.config.privacy.delta
+    epsilon, delta = promised.get("epsilon"), promised.get("delta", experiment.config.privacy.delta)
+    models = len(experiment.replicas)
     both = [m for m in (experiment.client.mechanism, experiment.parts.aggregator.mechanism) if m]
     unit, adjacency = (both[0].unit, both[0].adjacency) if both else (None, None)
     if epsilon is None:
         reasons = [r for part in (promised, promised.get("clients") or {}) for r in part.get("reasons", ())]
         reasons += [r for m in both for r in m.reasons]
+        reasons += [row["rests_on"] for row in promised.get("rows", ()) if "rests_on" in row]
         why = reasons[0] if reasons else "nothing in it adds calibrated noise"
         sentence = f"No differential-privacy guarantee (epsilon is infinite): {why}."
     else:
         sentence = (
-            f"Differential privacy of every {unit} ({adjacency}): epsilon {epsilon:.3g} at delta {delta:.3g} over the"
-            " whole run."
+            f"Differential privacy of every {unit} ({adjacency}): epsilon {epsilon:.3g} at delta {delta:.3g} over all"
+            f" rounds{f', of each of {models} models' if models > 1 else ''}."
         )
     told = "infinite" if epsilon is None else f"{epsilon:.6g}"
     about = {"unit": unit, "adjacency": adjacency, "sentence": sentence, "epsilon_text": told}
@@ -89,7 +92,7 @@ def _threat_model(experiment: Experiment, promised: Mapping[str, Any]) -> dict[s
         trusted = "each hospital, with its own data; the server need not be trusted"
     elif central:
         trusted = "the server: it sees what the hospitals send and adds the noise"
-        if secure or config.secure_sum.name == "assumed":
+        if secure.hides if secure else config.secure_sum.name == "assumed":
             trusted = "the server with the sum of what the hospitals send, to which it adds the noise"
     else:
         trusted = "everybody who sees an update or a model: nothing is promised"
@@ -108,11 +111,13 @@ def _threat_model(experiment: Experiment, promised: Mapping[str, Any]) -> dict[s
 
 
 def _not_accounted(experiment: Experiment, promised: Mapping[str, Any]) -> list[str]:
-    config = experiment.config
+    config, secret = experiment.config, _if_known(promised) is not None
     found = [
         "losses, norms of updates and the like: records of the simulation, without noise",
         "scores of the evaluations on the hospitals' own test cases",
-        "numbers of cases and who took part in which round: public by assumption",
+        "numbers of cases: public by assumption",
+        "who took part in which round: "
+        + ("it must stay secret, or the epsilon is larger" if secret else "public by assumption"),
         "other runs on the same data, and the choice of settings by looking at them: they add up",
     ]
     if experiment.client.mechanism is None and config.client.get("local"):
@@ -121,7 +126,13 @@ def _not_accounted(experiment: Experiment, promised: Mapping[str, Any]) -> list[
         )
     if len(experiment.replicas) > 1:
         found.append(f"that {len(experiment.replicas)} models (folds x seeds) were made from the same data")
-    return found if promised else found[:3]
+    return found if promised else found[:4]
+
+
+def _if_known(promised: Mapping[str, Any]) -> float | None:
+    """Epsilon towards those who know who took part, where the claim needs that to be secret; None where it does not."""
+    clients = promised.get("clients") or promised
+    return clients.get("epsilon_if_known")
 
 
 def _mechanisms(experiment: Experiment, took_part: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -275,6 +286,8 @@ def _warnings(
         found.append(f"ACCOUNTING BUG: took part more often than the {most} rounds that were accounted: {beyond}")
     if utility["snr"] is not None and utility["snr"] < LEARNABLE:
         found.append(f"mostly noise: the signal of one release is at most {utility['snr']:.3g} of its noise")
+    if (known := _if_known(promised)) is not None:
+        found.append(f"who took part in which round must stay secret: who knows it is told epsilon {known:.3g} at most")
     if epsilon is not None and len(experiment.replicas) > 1:
         found.append(f"epsilon is of one model; {len(experiment.replicas)} were made of the same data, see the ledger")
     secure = experiment.parts.secure

@@ -4,13 +4,17 @@ import json
 import math
 
 import dp_accounting
+import jax
+import jax.numpy as jnp
 import pytest
 import tiny_runs
 
-from fedjax_seg import experiment, guarantee, privacy_budget, privacy_card
+from fedjax_seg import consistency, experiment, guarantee, privacy_budget, privacy_card
 from fedjax_seg.audit import __main__ as audit_command
-from fedjax_seg.audit import run_audit
+from fedjax_seg.audit import audit_mechanism, run_audit
+from fedjax_seg.core import tree
 from fedjax_seg.core.checks import UserError
+from fedjax_seg.federation import round
 from fedjax_seg.main import guarded
 
 PARTS = ("threat_model", "mechanisms", "ledger", "audit", "attacks", "secure_sum", "utility", "warnings")
@@ -108,6 +112,78 @@ def test_an_aggregators_noise_follows_from_a_target(built, target):
 def test_targets_that_cannot_be_kept(built, overrides, words):
     with pytest.raises(UserError, match=words):
         built(*overrides)
+
+
+def test_a_target_is_kept_where_a_secure_sum_rounds(pcp_root, loaded):
+    """A clip of .1 in 16 bits: rounding alone makes the sensitivity 2 % larger."""
+    words = (*PRIVATE[:1], "aggregator.clip=0.1", "privacy.target_epsilon=4.0", "secure_sum.name=secagg")
+    words = [f"--config.{key}" for key in (*words, "secure_sum.frac=12")]
+    made, _ = experiment.prepared(tiny_runs.config(pcp_root, *words), None, lambda config, folder: loaded)
+    assert made.parts.secure.rounding * math.sqrt(500) > 2e-3 * 0.1
+    assert 3.99 < guarantee.of_run(made)["epsilon"] <= 4.0
+
+
+def test_claims_that_rest_on_who_is_drawn(built):
+    poisson = (*PRIVATE, "aggregator.noise_multiplier=2.0", "aggregator.expected_clients=1.5")
+    poisson = (*poisson, "sampler.name=poisson", "sampler.q=0.5", "rounds=20")
+    made = built(*poisson)
+    card = card_of(made, written=[{"split": "train", "metric": "update_norm", "site": "NYU", "fold": 0, "seed": 0}])
+    known = dp_accounting.get_epsilon_gaussian(2 / math.sqrt(20), 1e-5)
+    assert card["epsilon"] < known and card["epsilon_if_known"] == pytest.approx(known, rel=1e-6)
+    assert any("must stay secret" in line for line in card["warnings"]) and card["mechanisms"][0]["realised"] is None
+    salted = [made._replace(parts=made.parts._replace(salt=salt)) for salt in (1, 2)]
+    state, plan = jax.eval_shape(made.initial), tree.rows(made.plan, 0)
+    state = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), state)
+    draw = lambda m, t: round.gather(m.parts, state._replace(round=jnp.int32(t)), plan).drawn.present.tolist()
+    one, other = ([draw(m, t) for t in range(12)] for m in salted)
+    assert one != other and one == [draw(salted[0], t) for t in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("sampler.name=balls_in_bins", "sampler.cycle=2", "secure_sum.name=secagg"), "rests on the sampler"),
+        (("sampler.name=poisson", "sampler.q=0.5", "secure_sum.name=secagg"), "rests on the sampler"),
+        (("sampler.name=poisson", "sampler.q=0.5", "max_sim_hours=5.0"), "the number of rounds, would tell"),
+    ],
+)
+def test_what_would_tell_who_was_drawn_is_refused(built, overrides, words):
+    private = (*PRIVATE, "aggregator.noise_multiplier=2.0", "aggregator.expected_clients=1.5")
+    with pytest.raises(UserError, match=words):
+        built(*private, *overrides)
+
+
+def test_a_rule_that_is_no_sum_is_not_zero_out_under_coins(built):
+    rule = ("aggregator.name=private_sim_agg", "aggregator.clip=1.0", "aggregator.noise_multiplier=2.0")
+    rule = (*rule, "aggregator.bound=2C", "sampler.name=poisson", "sampler.q=0.5")
+    with pytest.raises(UserError, match="'add-remove' expected"):
+        built(*rule, "aggregator.adjacency=zero-out")
+    assert built(*rule, "aggregator.adjacency=add-remove").parts.aggregator.mechanism.formal
+
+
+def test_a_patient_at_two_sites_is_no_unit(built, loaded):
+    from dataclasses import replace
+
+    ids = list(loaded.patient_ids)
+    here, there = loaded.splits[0].train[0][0], loaded.splits[0].train[1][0]
+    ids[there] = ids[here]
+    with pytest.raises(UserError, match=r"unit: 'patient' given, and patient .* has training cases at NYU and UM"):
+        consistency._check_homes(replace(loaded, patient_ids=tuple(ids)))
+    consistency._check_homes(loaded)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [("dp_simagg", "aggregator.clip=5.0"), ("geyer",), ("ref_sim_agg", "aggregator.tau=1.0", "aggregator.cap=5.0")],
+)
+def test_a_runs_own_mechanism_is_what_is_audited(built, rule):
+    noise = ("aggregator.noise_multiplier=2.0",) if rule[0] != "dp_simagg" else ()
+    ((made, n),) = run_audit.audited(built(f"aggregator.name={rule[0]}", *rule[1:], *noise), 3)
+    assert n == 3 and made.name == rule[0] and made.claimed and made.release is not None
+    found = audit_mechanism(made, n=n, dim=3, trials=0, steps=0)
+    assert not found.violations and found.sensitivity["found"] > 0
+    if rule[0] == "ref_sim_agg":  # clients at and beyond the cap reach the bound
+        assert found.sensitivity["share"] > 0.99
 
 
 def test_a_budget_ends_the_run_before_it_is_spent(built):

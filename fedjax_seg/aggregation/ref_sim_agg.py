@@ -59,7 +59,8 @@ def ref_sim_agg(
       expected_weight: the mean p a that is reckoned with, in (0, 1]; for denominator='constant'. 1 never oversteps;
         below half the real one the released r swings around the clients.
       cap: 0: all clients alike, p = 1. Else p = min(N, cap)/cap with N the weight of the update: its examples, or under
-        a secure sum their fraction of the most that any client has. p is covered by the guarantee, N is not sent.
+        a secure sum their fraction of the most that any client has, a public number. p is covered by the guarantee, N
+        is not sent.
       lr: > 0, of the server's step; r is not scaled by it.
       smallest_cohort: the fewest clients of a round. Handed over by the engine.
     Raises: UserError where the constant denominator has no count of clients; for a model with more than parameters.

@@ -94,16 +94,22 @@ def audited(experiment: Experiment, dim: int) -> list[tuple[Audited, int]]:
     n = min(MOST_CLIENTS, max(2, round(privacy_card.clients_per_round(experiment))))
     rule = config.aggregator
     claimed = (accounting.gaussian_epsilon(central.noise_multiplier, delta), delta)
+    length = rule.get("clip") or rule.get("tau") or 1.0
+    twin = lambda **off: aggregator_of(config, parts.sampler, clients_of(experiment.data), **off)
     if rule.name in AS_PRINTED:
-        epsilon = rule.get("epsilon") or claimed[0]
-        found.append((MECHANISMS[rule.name](n, 0, rule.get("clip") or 1.0, epsilon, delta), n))
+        claimed = (rule.get("epsilon") or claimed[0], delta)
+        usual = MECHANISMS[rule.name](n, dim, length, *claimed)  # for its inputs; the rule has the run's own options
+        quiet = twin(noise=False) if rule.name == "dp_simagg" else twin(noise_multiplier=0.0)
+        made = of_aggregator(parts.aggregator, n, length, name=rule.name, quiet=quiet, claimed=claimed, note=usual.note)
+        found.append((made._replace(canary=usual.canary, changed=(0,)), n))
         return found
     if not central.formal:
         return found
-    quiet = aggregator_of(config, parts.sampler, clients_of(experiment.data), noise_multiplier=0.0, epsilon=None)
+    quiet = twin(noise_multiplier=0.0, epsilon=None)
     quiet = quiet._replace(mechanism=central)  # of local noise the messages are what is audited
-    length = rule.get("clip") or rule.get("tau") or 1.0
-    made = of_aggregator(parts.aggregator, n, length, name=rule.name, quiet=quiet, claimed=claimed)
+    cap = rule.get("cap") or 0.0
+    examples = [cap * 10.0 ** min(i, 3) for i in range(n)] if cap else None  # at and beyond it
+    made = of_aggregator(parts.aggregator, n, length, name=rule.name, quiet=quiet, claimed=claimed, examples=examples)
     found.append((made._replace(canary=_seen(made, n, dim, quiet)), n))
     return found
 
@@ -117,6 +123,11 @@ def _seen(made: Audited, n: int, dim: int, quiet: Aggregator) -> audit.Witness:
 
 def _part(found: list[Findings]) -> dict[str, Any]:
     rows = [findings.as_json() for findings in found]
-    text = "\n".join(row["text"] for row in rows) or "Nothing to audit: no mechanism makes a claim."
+    told = [
+        f"- {one.sensitivity['name']}: {'; '.join(one.violations) or 'nothing that was found contradicts a proof'}"
+        + (f"; {one.canaries['words']}" if one.canaries else "")
+        for one in found
+    ]
+    text = "\n".join(told) or "Nothing to audit: no mechanism makes a claim."
     both = {key: [one for row in rows for one in row[key]] for key in ("sensitivity", "canaries")}
     return both | {"text": text}

@@ -105,7 +105,9 @@ def gather(parts: Parts, state: FederatedState, plan: Plan, secrets: int = SECRE
     key, round = jax.random.wrap_key_data(state.key), state.round
     memory = parts.sampler.memory
     if memory is None:
-        drawn = parts.sampler.sample(stream(key, SAMPLER), round)
+        # Two runs whose noise is apart must not share who is drawn either: amplified epsilons would not add up.
+        drawing = stream(key, SAMPLER)
+        drawn = parts.sampler.sample(_salted(parts, drawing) if _formal(parts) else drawing, round)
     else:
         drawn = memory.sample(stream(key, SAMPLER), round, state.sampler)
     able = drawn.present & (plan.train_sizes[drawn.clients] > 0)  # a site without a training case is absent

@@ -57,9 +57,9 @@ def test_a_tree_gets_noise_of_its_own_everywhere():
     assert noise.add(tree, jax.random.key(0), 0) is tree and noise.add(tree, jax.random.key(0), 0.0) is tree
 
 
-@pytest.mark.parametrize("multiplier, word", [(0.0, "no noise"), (0.1, "below 0.25"), (0.25, ""), (3.0, "")])
+@pytest.mark.parametrize("multiplier, word", [(0.0, "no noise"), (0.1, "below 0.35"), (0.35, ""), (3.0, "")])
 def test_too_little_noise_carries_no_claim(multiplier, word):
     found = noise.objections(multiplier)
     assert (not found) == (not word) and (not word or word in found[0])
     # what cannot be reached at the least multiplier has a probability far below delta
-    assert stats.norm.sf(noise.REACH - 1 / noise.LEAST) < 1e-7
+    assert 1e4 * stats.norm.sf(noise.REACH - 1 / noise.LEAST) < 1e-6  # of ten thousand releases
