@@ -64,6 +64,7 @@ METHODS = {
 VARIANTS = ("synthetic", "ci", "abide", "hippocampus")
 SIZES, BUDGETS = (6, 33, 200), (1.0, 4.0, 10.0)
 ABIDE_SITES = ("NYU", "UM", "UCLA", "USM")
+LARGEST = 10_000  # clients, or epsilon
 LR, CLIP = 0.5, 0.3  # five steps of this rate give updates of about this norm
 CLEAR_COUNT = 155  # n times epsilon of 20 rounds below which adaptive clipping is refused: its count is mostly noise
 
@@ -108,9 +109,9 @@ def _number(word: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not value > 0 or (name == "n" and value != int(value)):
+    if not 0 < value < LARGEST or (name == "n" and value != int(value)):
         raise checks.UserError(
-            f"--config: {word}: a number above 0 expected, e.g. {'n=33' if name == 'n' else 'eps=4'}"
+            f"--config: {word}: a number above 0, below {LARGEST}, expected, e.g. {'n=33' if name == 'n' else 'eps=4'}"
         )
     return value
 

@@ -203,10 +203,10 @@ def with_ceilings(experiment: Experiment, found: dict[str, Any], promised: Mappi
     says why.
 
     A held-out case had another one in its place, so that members and non-members are told apart as under replace-one. A
-    zero-out or add-remove guarantee says of that what two changes allow: (2 eps, (1 + e^eps) delta), 2 mu (Dong, Roth
-    and Su 2022, group privacy). Canaries were left out by coins, each on its own: for them a guarantee of cases, or of
-    patients, holds as it is (with the number of cases public, as in the ledger); of a client, whose data are then others,
-    two changes count again.
+    zero-out or add-remove guarantee says of that what two changes allow: (2 eps, (1 + e^eps) delta), 2 mu (Dong, Roth,
+    Su 2022, group privacy). Canaries were left out by coins, each on its own: for them a guarantee of cases or of
+    patients holds as it is (with the number of cases public, as in the ledger); under one of a client, whose data are
+    then others, two changes count again.
     """
     covered, source = _covered(experiment, promised, found["unit"])
     limit = None

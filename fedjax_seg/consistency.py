@@ -112,6 +112,11 @@ def _check_claims(
     if client.mechanism and client.mechanism.unit == "patient":
         _check_homes(loaded)
     formal = aggregator.mechanism if aggregator.mechanism and aggregator.mechanism.formal else None
+    if aggregator.mechanism and config.protocol != "federated":
+        raise checks.UserError(
+            f"config.protocol: {config.protocol!r} given with the aggregator {config.aggregator.name!r}, whose noise is"
+            " about hospitals that send updates apart; 'federated' expected (or dp_sgd, which is about cases)"
+        )
     if formal is None:
         return
     by_coins = sampler.q is not None or sampler.bins > 1

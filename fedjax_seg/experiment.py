@@ -77,7 +77,7 @@ def check_data(config: ml_collections.ConfigDict, workdir: str | Path) -> tuple[
     configuration.validate(config)
     folder = Path(workdir).resolve()
     try:
-        loaded = load_data(config, folder)
+        loaded = attacking.without_canaries(config, load_data(config, folder))
     except checks.DataFaults as error:
         _keep(folder, error.files)
         raise
@@ -86,6 +86,8 @@ def check_data(config: ml_collections.ConfigDict, workdir: str | Path) -> tuple[
     experiment = build(privacy_budget.calibrated(config, loaded), loaded)
     secrecy.ledger(experiment)
     inverting.check(experiment)
+    if isinstance(experiment.attack, Membership):
+        attacking.prepare(experiment)
     privacy_budget.rounds_allowed(experiment)
     if loaded.store is not None:
         rehearse(experiment)

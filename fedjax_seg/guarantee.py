@@ -81,12 +81,16 @@ def _of_clients(experiment: Experiment, rounds: int) -> dict[str, Any]:
         "epsilon": found["epsilon"],
         "delta": config.privacy.delta,
         "rows": rows,
-        "caption": "What one client is promised, by the releases that count and the way they are composed.",
+        "caption": PROMISED if found["epsilon"] is not None else CLAIMED,
         "corner": "Releases",
         "text": text,
         "lines": text.split("\n\n")[:1],
         **about,
     }
+
+
+PROMISED = "What one client is promised, by the releases that count and the way they are composed."
+CLAIMED = "What the rule's formula claims. Nothing is promised."
 
 
 def _if_known(found: dict[str, Any]) -> float | None:
@@ -156,9 +160,9 @@ def _round_text(rule: str, mechanism: Mechanism, found: dict[str, Any], tensors:
         f"\n\nThe guarantee is about {who}. It does not cover what a simulation sees beside: losses, norms,"
         " recovered updates of a leak demonstration,"
         " scores of the sites, what they keep at home (of which an external site takes the mean): without noise."
-        " It is of one run; other runs on the same data add up, and the models of one execution only may be published:"
-        " elsewhere the same run has the same noise and other rounding. Random numbers are pseudo-random and follow from"
-        " the seed, the config and the data; a deployment must keep its seed secret."
+        " It is of one run; other runs on the same data add up, and models of one execution only may be published:"
+        " elsewhere the same run has the same noise, rounded otherwise. Random numbers are pseudo-random and follow"
+        " from the seed, the config and the data; a deployment must keep its seed secret."
     )
 
 

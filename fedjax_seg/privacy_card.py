@@ -46,7 +46,6 @@ def card(
     head = _head(experiment, promised)
     took_part = _realised(written, experiment.data.sites)
     utility = _utility(experiment, result or {}, entries)
-    attack = (result or {}).get("attack") or {}
     return {
         **{k: v for k, v in promised.items() if k not in ("lines", *LEDGER)},
         **head,
@@ -55,11 +54,20 @@ def card(
         "mechanisms": _mechanisms(experiment, {} if _if_known(promised) is not None else took_part),
         "ledger": _ledger(experiment, promised),
         "audit": {},
-        "attacks": {"rows": attack.get("final", []), "text": attack.get("text", "")} if attack else {},
+        "attacks": _attacks((result or {}).get("attack") or {}),
         "secure_sum": _secure_sum(experiment),
         "utility": utility,
         "warnings": _warnings(experiment, promised, took_part, utility),
     }
+
+
+def _attacks(attack: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict without its curves."""
+    if not attack:
+        return {}
+    limit = {k: v for k, v in (attack.get("ceiling") or {}).items() if k in ("auc", "source")}
+    found = {"rows": attack.get("final", []), "text": attack.get("text", ""), "ceiling": limit}
+    return found | {k: attack[k] for k in ("one_run", "source") if k in attack}
 
 
 def _head(experiment: Experiment, promised: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,8 +106,11 @@ def _threat_model(experiment: Experiment, promised: Mapping[str, Any]) -> dict[s
         trusted = "everybody who sees an update or a model: nothing is promised"
     units = {"client": "a hospital's whole data", "patient": "all images of a patient", "example": "one image"}
     mechanism = client or central
+    if config.protocol == "centralised":
+        trusted = "whoever holds the pooled data"
     released = [f"the model after each of {config.rounds} rounds", "scores on the hospitals' test cases, without noise"]
-    if config.secure_sum.name == "none" and not (central and central.local):
+    shown = config.protocol == "federated" and config.secure_sum.name == "none"
+    if shown and not (central and central.local):
         released.append("every hospital's message, to the server")
     return {
         "unit": units[mechanism.unit] if mechanism else "none",

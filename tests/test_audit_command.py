@@ -108,7 +108,7 @@ def test_an_aggregator_of_ones_own():
     "words, message",
     [
         (["--mechanism=ref_simagg"], "did you mean 'ref_sim_agg'"),
-        ([], "--mechanism: missing"),
+        ([], "--mechanism, --workdir: neither given"),
         (["--mechanism=krum", "--n=2"], "n: 2 given, at least 3"),
         (["--mechanism=mean", "--n=0"], "n: 0 given"),
         (["--mechanism=mean", "--clip=-1"], "clip: -1.0 given"),

@@ -65,6 +65,8 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
         raise checks.UserError(" ".join(str(error).split())) from None
     if len(rest) > 1:
         raise checks.UserError(f"{rest[1]!r}: not a flag; write --mechanism=NAME --n=6")
+    if values.out and not Path(values.out).absolute().parent.is_dir():
+        raise checks.UserError(f"--out: {values.out}: its folder does not exist; an existing one expected")
     if bool(values.mechanism) == bool(values.workdir):
         found = "both" if values.mechanism else "neither"
         raise checks.UserError(
@@ -83,9 +85,7 @@ def command(argv: Sequence[str]) -> int:
     if asked.mechanism == "all":
         print(names(audit.MECHANISMS))
         return 0
-    sizes: dict[str, Any] = {
-        name: asked[name].value for name in ("n", "dim", "clip", "epsilon", "delta", "trials", "seed")
-    }
+    sizes: dict[str, Any] = {name: asked[name].value for name in (*OPTIONS, "trials")}
     found = audit.audit_mechanism(asked.mechanism, **sizes)
     print(found.text)
     if asked.out:

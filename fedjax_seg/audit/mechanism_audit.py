@@ -81,9 +81,10 @@ def audit_mechanism(
     Raises: UserError for bad options.
     """
     checks.number("n", n, low=1, integer=True)
+    checks.number("seed", seed, low=0, high=2**31 - 1, integer=True)
     checks.number("dim", dim, low=1, high=100_000, integer=True)
     checks.number("clip", clip, low=0.0, above=0.0)
-    checks.number("epsilon", epsilon, low=0.0, above=0.0)
+    checks.number("epsilon", epsilon, low=0.0, above=0.0, high=1e3)
     checks.number("delta", delta, low=0.0, above=0.0, high=0.5)
     if trials is not None:
         checks.number("trials", trials, low=0, integer=True)

@@ -57,6 +57,8 @@ def audit_run(
         config = configuration.restored(run_folder.read_json("config.json"))
         configuration.validate(config)
         made, digest = experiments.prepared(config, folder)
+        if made.data.store is not None:
+            made.data.store.close()
         known = (run_folder.read_json("manifest.json") or {}).get("data_sha256")
         if known and known != digest:
             raise checks.UserError(f"--workdir: {folder}: the data have changed since the run; put them back")
@@ -71,10 +73,12 @@ def audit_run(
         card["audit"] = _part(found)
         violations = tuple(one for findings in found for one in findings.violations)
         card["warnings"] = [*(f"ACCOUNTING BUG: {one}" for one in violations), *card["warnings"]]
-        run_folder.write_json("privacy.json", card)
-        run_folder.finish(summary | {"privacy": promised, "privacy_card": card})
-        sections = privacy_report.sections(runs.read_run(folder), folder / "figures")
+        summary |= {"privacy": promised, "privacy_card": card}
+        run = runs.read_run(folder)
+        sections = privacy_report.sections(run._replace(summary={**run.summary, **summary}), folder / "figures")
         html.replace_section(folder, sections, privacy_report.REPLACES)
+        run_folder.write_json("privacy.json", card)
+        run_folder.finish(summary)
     return Audit(card, violations, "\n".join([card["sentence"], *(findings.text for findings in found)]))
 
 
