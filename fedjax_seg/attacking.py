@@ -65,7 +65,10 @@ def without_canaries(config: Any, data: federated.FederatedData) -> federated.Fe
         out = np.unique(patients[drawn.cases[~drawn.inside]])
         splits.append(split._replace(train=tuple(cases[~np.isin(patients[cases], out)] for cases in split.train)))
         told[split.name] = {"cases": drawn.cases.tolist(), "inside": drawn.inside.tolist()}
-    made = dataclasses.replace(data, splits=tuple(splits), about={**data.about, "canaries": told})
+    left = max(len({patients[c] for c, i in zip(t["cases"], t["inside"]) if not i}) for t in told.values())
+    warning = f"canaries: the coins left {left} patients at most out of the training cases that are listed"
+    about = {**data.about, "canaries": told, "warnings": (*data.about.get("warnings", ()), warning)}
+    made = dataclasses.replace(data, splits=tuple(splits), about=about)
     federated.validate(made)
     return made
 
@@ -177,23 +180,30 @@ def shadow_evidence(
     say: Callable[[str], None],
     next_stop: Callable[[int], int],
 ) -> dict[int, dict[str, np.ndarray]]:
-    """Trains the shadow federation and watches it in the wanted rounds."""
+    """Trains the shadow federation and watches it in the wanted rounds.
+
+    Evidence is NaN of replicas whose shadow diverged, from the round on in which it did: an attack without a reading.
+    """
     assert watch.shadow is not None and watch.shadow_plan is not None
     plan = replicas.place(experiment.how, watch.shadow_plan)
     state = replicas.place(experiment.how, experiment.initial(SHADOW))
     reached, found = 0, {}
+    lost = np.zeros(len(watch.shadow.cases), bool)
     say(f"attack: training the shadow federation on {int(watch.shadow_plan.train_sizes[0].sum())} cases")
     while True:
         if reached in wanted:
-            found[reached] = observe(experiment, state, watch.shadow, plan.train_sizes)
+            found[reached] = shadows.without(observe(experiment, state, watch.shadow, plan.train_sizes), lost)
         if reached >= max(wanted):
             return found
         if stop():
             raise Preempted("preempted while the shadow federation trained; the same command trains it again")
         reached = next_stop(reached)
         state, records, _ = experiment.rounds(state, plan, reached)
-        if np.any(np.asarray(records["halt"])):
-            raise checks.UserError("attack: the shadow federation diverged (non-finite values); lower config.client.lr")
+        more = shadows.halted(records) & ~lost
+        for r in np.flatnonzero(more):
+            replica = experiment.replicas[r]
+            say(f"attack: the shadow federation of fold {replica.fold}, seed {replica.seed} {shadows.DIVERGED}")
+        lost |= more
 
 
 def many_evidence(

@@ -87,9 +87,9 @@ def recover(experiment: Experiment, state: Any, plan: Any) -> tuple[dict[str, An
 
     Returns: ({}, {}) where the run does not ask for it. Else what summary.json holds and what the figure shows:
       rows: one per scenario, see inversion_rows.row; baseline: {'psnr', 'ssim', 'images'}; and facts in words;
-      pictures: {'truth' [n, H, W, C], 'baseline' [H, W, C], one [n, H, W, C] per row's key} in [0, 1], {} where the run
-      makes a formal claim: no picture of a patient without noise belongs beside it. Whether they may be shown
-      (report.pictures.allowed) is asked by who writes them.
+      pictures: {'truth' [n, H, W, C], 'baseline' [H, W, C], one [m, H, W, C] per row's key, of the first m originals}
+      in [0, 1], {} where the run makes a formal claim: no picture of a patient without noise belongs beside it. Whether
+      they may be shown (report.pictures.allowed) is asked by who writes them.
     Raises: UserError as `check`, or where the site has no training image.
     """
     attack = experiment.attack
@@ -106,7 +106,9 @@ def recover(experiment: Experiment, state: Any, plan: Any) -> tuple[dict[str, An
         mine = [message for message in sent if message.key == key]
         row, shown = inversion_rows.row(mine, [solve(message) for message in mine], every, scene.y, mean)
         rows.append(row)
-        pictures[key] = shown
+        # The figure sets them beside the originals: others' cases, and own ones in another order, have none there.
+        cases = np.concatenate([message.cases.ravel() for message in mine])[: len(truth)]
+        pictures[key] = shown[: int(np.logical_and.accumulate(cases == scene.own[: len(cases)]).sum())]
     alike = [image_quality.ssim(mean, t) for t in truth] if mean.ndim == 3 else []
     score: dict[str, Any] = {"psnr": float(np.mean([image_quality.psnr(mean, t) for t in truth]))}
     score |= {"ssim": float(np.mean(alike)) if alike else None, "images": len(scene.public)}
@@ -273,7 +275,9 @@ def _as_run(experiment: Experiment, scene: Scene, key: Array) -> list[Sent]:
         cohort = Cohort(jnp.arange(capacity, dtype=jnp.int32), jnp.arange(capacity) < len(messages))
         facts = {"variables": variables, "round": jnp.int32(0), "key": jax.random.fold_in(key, 99)}
         delta, _, _ = rule.decode(total, cohort, aggregator, **facts)
-        words = f"as this run releases it: {len(cases)} hospitals, one image each"
+        if central:
+            who = f"{len(cases)} hospitals, one image each" if len(cases) > 1 else "1 hospital, one image"
+            words = f"as this run releases it: {who}"
     observed = -tree.flat(delta["params"])
     return [Sent("own", words, cases, observed, mechanism.noise_multiplier, experiment.attack.known_labels)]
 
@@ -333,11 +337,8 @@ def soft_loss(experiment: Experiment, scene: Scene) -> Loss:
 
 def _closed_form(experiment: Experiment, scene: Scene) -> Callable[[Sent], Found]:
     """Read off the first layer."""
-    params, kernel, shape = (
-        scene.variables["params"],
-        experiment.task.linear_input,
-        experiment.data.arrays["x"].shape[1:],
-    )
+    params, kernel = scene.variables["params"], experiment.task.linear_input
+    shape = experiment.data.arrays["x"].shape[1:]
 
     def solve(sent: Sent) -> Found:
         named = tree.paths({"params": like(params, sent.observed)})

@@ -23,7 +23,9 @@ from fedjax_seg.federation import replicas
 from fedjax_seg.report.writer import storage_errors, write_atomic
 
 AT_ONCE = 16  # shadows that a device trains together where they are vmapped
+LEAST = 2  # usable shadows: of a case one that saw it and one that did not
 START = 1 << 21  # stream of their starts, and what sets their noise apart
+DIVERGED = "diverged (non-finite values) and tells nothing; a lower config.client.lr may help"
 Evidence = Mapping[str, np.ndarray]
 
 
@@ -78,8 +80,8 @@ def evidence(
     Args:
       cases: int [K, A], under the model of every client.
 
-    Returns: {round: {feature: float32 [M, K, A]}}.
-    Raises: Preempted after `stop`; UserError where a shadow federation diverges.
+    Returns: {round: {feature: float32 [M, K, A]}}; NaN of a shadow federation that diverged, from then on.
+    Raises: Preempted after `stop`; UserError where fewer than two do not.
     """
     models = range(len(made.splits))
     kept = {m: found for m in models if (found := _recall(_path(folder, m), wanted))}
@@ -94,10 +96,18 @@ def evidence(
         for first in range(0, len(missing), size):
             group = missing[first : first + size]
             rows = np.array(group + [group[-1]] * (size - len(group)))
-            found = _train(built, starts, rows, cases, wanted, stop)
+            found, lost = _train(built, starts, rows, cases, wanted, stop)
             for i, m in enumerate(group):
                 kept[m] = {at: {name: x[i] for name, x in seen.items()} for at, seen in found.items()}
+                if lost[i]:
+                    say(f"attack: shadow federation {m} {DIVERGED}")
                 _remember(_path(folder, m), kept[m])
+    left = sum(any(np.isfinite(x).any() for x in found[max(wanted)].values()) for found in kept.values())
+    if left < LEAST:
+        raise checks.UserError(
+            f"attack: {len(models) - left} of {len(models)} shadow federations diverged (non-finite values), at least"
+            f" {LEAST} usable ones expected; lower config.client.lr, or set config.attack.models=0"
+        )
     return {at: {name: np.stack([kept[m][at][name] for m in models]) for name in kept[0][at]} for at in wanted}
 
 
@@ -108,7 +118,9 @@ def _train(
     cases: np.ndarray,
     wanted: Sequence[int],
     stop: Callable[[], bool],
-) -> dict[int, dict[str, np.ndarray]]:
+) -> tuple[dict[int, dict[str, np.ndarray]], np.ndarray]:
+    """What these shadows show in the wanted rounds, and which of them diverged, bool [rows]."""
+    lost = np.zeros(len(rows), bool)
     state = replicas.place(built.how, tree.rows(starts, rows))
     plan = replicas.place(built.how, tree.rows(built.plan, rows))
     index = replicas.place(built.how, np.broadcast_to(cases.astype(np.int32), (len(rows), *cases.shape)).copy())
@@ -116,15 +128,25 @@ def _train(
     while True:
         if reached in wanted:
             seen = built.evidence(state, index, plan.train_sizes)  # type: ignore[misc]
-            found[reached] = {name: np.asarray(x, np.float32) for name, x in seen.items()}
+            found[reached] = without({name: np.asarray(x, np.float32) for name, x in seen.items()}, lost)
         if reached >= max(wanted):
-            return found
+            return found, lost
         if stop():
             raise Preempted("preempted while shadow federations trained; the same command trains those that are left")
         reached = min(min(at for at in wanted if at > reached), reached + LONGEST_CHUNK)
         state, records, _ = built.rounds(state, plan, reached)
-        if np.any(np.asarray(records["halt"])):
-            raise checks.UserError("attack: a shadow federation diverged (non-finite values); lower config.client.lr")
+        lost |= halted(records)
+
+
+def halted(records: Mapping[str, Any]) -> np.ndarray:
+    """Which replicas halted in some round of a call of experiment.rounds: bool [R]. Their model is an earlier one."""
+    halt = np.asarray(records["halt"])
+    return np.any(halt.reshape(len(halt), -1), axis=1)
+
+
+def without(seen: Evidence, lost: np.ndarray) -> dict[str, np.ndarray]:
+    """Evidence [R, ...] with NaN in the rows of `lost` [R]."""
+    return {name: np.where(lost.reshape(-1, *(1,) * (x.ndim - 1)), np.float32(np.nan), x) for name, x in seen.items()}
 
 
 def _path(folder: Path, number: int) -> Path:

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import numpy as np
 import pytest
 import tiny_runs
+from matplotlib.figure import Figure
 
 from fedjax_seg import assembly, attack_verdict, attacking, experiment, outcome, shadows
 from fedjax_seg import config as configuration
@@ -197,8 +199,11 @@ def test_canaries_that_lost_their_coin_are_not_trained_on():
     audit = {row["attack"]: row for row in verdict["one_run"]}
     assert set(audit) == {"loss", "lira_online", "lira_offline", "rmia"}  # a trajectory takes two rounds
     for row in audit.values():
-        assert (row["canaries"], row["epsilon_claimed"]) == (30, 3.0) and row["epsilon_low"] >= 0
+        assert (row["canaries"], row["epsilon_claimed"]) == (30, None) and row["epsilon_low"] >= 0
     assert audit["loss"]["epsilon_low"] > 0 and verdict["unit"] == "patient"
+    noisy = built.client._replace(mechanism=types.SimpleNamespace(unit="patient"))  # the ledger speaks of a canary
+    audit = attack_verdict.verdict(built._replace(client=noisy), watch, made_up(watch, 4), {"epsilon": 3.0})["one_run"]
+    assert {row["epsilon_claimed"] for row in audit} == {3.0}
     assert "canaries that coins left out" in verdict["text"]
     with pytest.raises(UserError, match="count 100 given, at most 57 expected"):
         attacking.without_canaries(config(canaries=100), data)
@@ -210,6 +215,80 @@ def test_a_run_leaves_its_canaries_out(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         experiment.run(config(canaries=20), tmp_path / "run", quiet=True, load=lambda c, scratch: cases())
     assert sum(map(len, seen[0].splits[0].train)) == 60 - seen[0].about["canaries"]["only"]["inside"].count(False) < 60
+
+
+def test_a_run_with_canaries_ends_with_a_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(Figure, "savefig", lambda self, to, **how: to.write(b"no pixels"))  # most of the seconds
+    c = config(canaries=30)
+    c.rounds = c.eval_every = 1
+    summary = experiment.run(c, tmp_path / "run", quiet=True, load=lambda c, scratch: cases())
+    assert [row["canaries"] for row in summary["attack"]["one_run"]] == [30]
+    words = (tmp_path / "run" / "report.html").read_text()
+    assert "One-run audit: lower bounds" in words and summary["attack"]["one_run"][0]["words"] in words
+
+
+def halting(which, at):
+    """In the place of experiment.rounds: replicas `which` halt after round `at`; the others reach what was asked."""
+
+    def rounds(state, plan, reached):
+        halt = np.zeros((len(state), 2), bool)
+        halt[which, 0] = reached > at
+        return np.where(halt[:, 0], state, reached), {"halt": halt}, None
+
+    return rounds
+
+
+def fake(experiment_, which, at, replicas_):
+    look = lambda state, index, sizes: {"log_loss": np.broadcast_to(state[:, None, None], (len(state), 3, 2)) * 1.0}
+    return experiment_._replace(rounds=halting(which, at), evidence=look, initial=lambda stream: np.zeros(replicas_))
+
+
+def test_a_shadow_that_diverges_has_no_evidence_and_the_run_goes_on(overfit, monkeypatch):
+    _, built, watch, _ = overfit
+    monkeypatch.setattr(attacking.replicas, "place", lambda how, tree: tree)
+    said, asked = [], watch._replace(shadow=watch.target, shadow_plan=built.plan)
+    stops = lambda reached: reached + 12
+    seen = attacking.shadow_evidence(fake(built, [0], 12, 1), asked, (0, 12, 24), lambda: False, said.append, stops)
+    assert [np.isfinite(x["log_loss"]).all() for x in seen.values()] == [True, True, False]
+    assert np.isnan(seen[24]["log_loss"]).all() and "diverged" in said[-1] and len(said) == 2
+    found = attack_verdict.verdict(
+        built,
+        asked,
+        attack_verdict.Evidence(
+            {24: made_up(watch).target[0]}, {24: {"log_loss": np.full(watch.target.cases.shape, np.nan)}}, {}, {}
+        ),
+    )
+    (row,) = [row for row in found["final"] if row["attack"] == "shadow"]
+    assert row["auc"] is None and row["words"].startswith("no reading")
+
+
+@pytest.mark.parametrize("which", [[1], [0, 1], [0, 2], [0, 1, 2, 3]], ids=["one", "pair", "half", "all"])
+def test_of_many_shadows_those_that_diverge_count_as_missing(tmp_path, monkeypatch, overfit, which):
+    built = overfit[1]
+    made = attacking.prepare(assembly.build(config(models=4), cases())).many
+    plan = built.plan._replace(**{k: np.repeat(v, 4, 0) for k, v in built.plan._asdict().items()})
+    whole = fake(built, which, 12, 4)._replace(plan=plan, how=built.how._replace(vmap=True))
+    monkeypatch.setattr(shadows, "federation", lambda experiment, made: whole)
+    monkeypatch.setattr(shadows.replicas, "place", lambda how, tree: tree)
+    said = []
+    ask = lambda: shadows.evidence(
+        built, made, np.zeros((3, 2), int), (0, 12, 24), tmp_path, lambda: False, said.append
+    )
+    if len(which) == 4:
+        with pytest.raises(UserError, match="4 of 4 shadow federations diverged"):
+            ask()
+        return
+    seen = ask()
+    for at, lost in ((0, False), (12, False), (24, True)):
+        bad = np.isnan(seen[at]["log_loss"]).all((1, 2))
+        assert np.flatnonzero(bad).tolist() == (which if lost else []) and np.isfinite(seen[at]["log_loss"][~bad]).all()
+    assert sum("diverged" in line for line in said) == len(which)
+    watch = attacking.prepare(assembly.build(config(models=4), cases()))
+    many = made_up(watch, 4)
+    many.many[0]["log_loss"][which] = np.nan
+    found = by_attack(attack_verdict.verdict(built, watch, many))
+    assert {"lira_online", "lira_offline", "rmia"} < set(found)
+    assert all(row["auc"] is not None for row in found.values())
 
 
 def test_shadows_are_of_one_split(tmp_path):

@@ -96,6 +96,41 @@ def test_the_guess_is_the_mean_of_other_cases(dense):
     assert found["baseline"]["images"] == 6
 
 
+def test_pictures_of_other_cases_do_not_stand_beside_the_originals(dense):
+    """Of a sum only the first case is the hospital's; with no noise to speak of its picture is that original's."""
+    _, _, pictures, rows, _, sent = dense
+    assert len(pictures["truth"]) == len(pictures["batch_4"]) == 2 and len(rows["batch_4"]["each"]) == 4
+    assert len(sent["sum"].cases) == 3 == len(rows["sum"]["each"]) and pictures["sum"].shape == (1, 6, 6, 1)
+    for key in ("gradient", "steps_4", "batch_4", "sum"):
+        for picture, original, value in zip(pictures[key], pictures["truth"], rows[key]["each"]):
+            assert inverting.image_quality.psnr(picture, original) == pytest.approx(value, abs=1e-6), key
+
+
+def local_noise(c):
+    c.aggregator = configuration.slot("aggregator", "local_dp", clip=0.5, noise_multiplier=1.0)
+    c.input_span = "off"
+
+
+def central_noise(c):
+    c.aggregator = configuration.slot("aggregator", "private_sim_agg", clip=0.5, noise_multiplier=1.0)
+    c.input_span = "off"
+
+
+@pytest.mark.parametrize(
+    "change, words, messages",
+    [
+        (local_noise, "one image, as this run sends it", 1),
+        (central_noise, "as this run releases it: 3 hospitals, one image each", 3),
+    ],
+    ids=["local", "central"],
+)
+def test_the_own_row_says_what_is_seen(change, words, messages):
+    experiment = built(data((6, 6, 1)), change=change, noise=(), batch=(1,), local_steps=(1,))
+    scene = inverting.choose(experiment, experiment.initial(), experiment.plan)
+    (sent,) = inverting._as_run(experiment, scene, jax.random.key(0))
+    assert sent.words == words and len(sent.cases) == messages
+
+
 def gradients(experiment, scene):
     """case -> its flat gradient, by plain autodiff of the task's loss."""
 
@@ -219,5 +254,5 @@ def test_a_small_unet_from_start_to_end():
     found, pictures, rows, *_ = recovered(experiment)
     assert set(rows) == {"gradient", "steps_4", "unknown", "batch_2", "sum", "noise_1"}
     assert rows["gradient"]["psnr"] > rows["noise_1"]["psnr"] and 0 <= rows["unknown"]["dice"] <= 1
-    assert all(row["ssim"] <= 1 for row in rows.values()) and pictures["sum"].shape == (3, 8, 8, 1)
+    assert all(row["ssim"] <= 1 for row in rows.values()) and pictures["sum"].shape == (1, 8, 8, 1)
     json.dumps(found, allow_nan=False)

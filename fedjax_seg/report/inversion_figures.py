@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 
 from fedjax_seg.report import canvas
 
+NAME = "inversion_images"
 ACROSS = 6  # pictures in a line
 _LETTERS = 22  # of a line above a picture
 GUESS, TRUTH = "baseline", "truth"
@@ -23,7 +24,7 @@ def images(
     pictures: Mapping[str, np.ndarray],
     better: float,
     folder: str | os.PathLike[str],
-    name: str = "inversion_images",
+    name: str = NAME,
 ) -> Path:
     """Every attacked image: the original, the guess without a gradient, and what came back in every scenario.
 

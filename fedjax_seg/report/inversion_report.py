@@ -25,7 +25,9 @@ def keep(folder: Path, pictures: Mapping[str, np.ndarray], allowed: bool) -> Non
     """
     path = folder / FILE
     if not (pictures and allowed):
-        path.unlink(missing_ok=True)
+        drawn = [folder / "figures" / f"{inversion_figures.NAME}.{suffix}" for suffix in ("png", "csv")]
+        for old in (path, *drawn):  # a report that was written when they were allowed
+            old.unlink(missing_ok=True)
         return
     data = io.BytesIO()
     np.savez(data, **{key: np.asarray(x, np.float32) for key, x in pictures.items()})  # type: ignore[arg-type]

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_seg.report import privacy_figures, privacy_tables, tables, trade_off
+from fedjax_seg.report import attack_tables, privacy_figures, privacy_tables, tables, trade_off
+from fedjax_seg.report.attack_tables import attack_name
 from fedjax_seg.report.html import Section
-from fedjax_seg.report.privacy_tables import attack_name
 from fedjax_seg.report.runs import Run
 
 TITLE = "Privacy"
 REPLACES = ("Privacy guarantee", "Membership inference")  # sections of reports without a card
+ON_THE_LAST_MODEL = ("shadow", "loss", "lira_online", "lira_offline", "rmia", "trajectory")  # not what updates tell
 NOTHING = "No differential-privacy guarantee"
 
 
@@ -42,6 +43,17 @@ def attack_values(summary: Mapping[str, Any], kind: str = "shadow", field: str =
     return [float(np.mean(values)) for values in found.values()]
 
 
+def strongest(summary: Mapping[str, Any]) -> tuple[str, list[float]]:
+    """The membership attack on the last model whose mean AUC is farthest from 1/2, and its values as `attack_values`;
+    ('', []) where no attack has a reading."""
+    found = {kind: attack_values(summary, kind) for kind in ON_THE_LAST_MODEL}
+    read = {kind: values for kind, values in found.items() if values}
+    if not read:
+        return "", []
+    best = max(read, key=lambda kind: abs(float(np.mean(read[kind])) - 0.5))
+    return best, read[best]
+
+
 def headline(card: Mapping[str, Any]) -> str:
     """The first sentence: what is promised, or in words that nothing is."""
     sentence = str(card.get("sentence") or "").strip()
@@ -59,7 +71,7 @@ def _card_section(run: Run, card: Mapping[str, Any], figures: Path) -> Section:
     alarms = [
         *privacy_tables.over_schedule(card.get("mechanisms") or ()),
         *privacy_tables.audit_alarms(card.get("audit") or {}),
-        *privacy_tables.attack_alarms(attack),
+        *attack_tables.attack_alarms(attack),
     ]
     lines = [f"- WARNING: {w}" for w in card.get("warnings") or ()] + [f"- **ALARM: {a}.**" for a in alarms]
     text = f"**{headline(card)}**" + ("\n\n" + "\n".join(lines).replace("..**", ".**") if lines else "")
@@ -124,13 +136,14 @@ def _attack(run: Run, card: Mapping[str, Any]) -> dict[str, Any]:
 def _attack_part(attack: Mapping[str, Any], figures: Path) -> list[Section]:
     if not attack.get("final"):
         return []
-    made = [privacy_tables.attack_table(attack), *privacy_tables.source_tables(attack)]
+    made = [attack_tables.attack_table(attack), *attack_tables.one_run_tables(attack)]
+    made += attack_tables.source_tables(attack)
     return [Section("Membership inference", _attack_text(attack), made, _attack_figures(attack, figures))]
 
 
 def _attack_text(attack: Mapping[str, Any]) -> str:
-    parts = [attack.get("text", ""), privacy_tables.source_words(attack), privacy_tables.one_run(attack)]
-    parts += privacy_tables.attack_alarms(attack)
+    parts = [attack.get("text", ""), attack_tables.source_words(attack)]
+    parts += attack_tables.attack_alarms(attack)
     return "\n\n".join(part for part in parts if part)
 
 
@@ -138,7 +151,8 @@ def _attack_figures(attack: Mapping[str, Any], figures: Path) -> list[tuple[Path
     drawn = []
     if attack.get("roc"):
         words = "True against false positives of the attack on the last model."
-        drawn.append((_roc(attack, figures), words + (" Dashed: the ceiling." if attack.get("ceiling") else "")))
+        limited = (attack.get("ceiling") or {}).get("fpr")  # without a guarantee it is the reason alone
+        drawn.append((_roc(attack, figures), words + (" Dashed: the ceiling." if limited else "")))
     if attack.get("curve"):
         drawn.append((_curve(attack, figures), "The attack on the model of every evaluated round."))
     return drawn
@@ -178,7 +192,12 @@ def _curve(attack: Mapping[str, Any], folder: Path) -> Path:
     for kind in dict.fromkeys(row["attack"] for row in attack["curve"]):
         mine = [row for row in attack["curve"] if row["attack"] == kind]
         for at in sorted({row["round"] for row in mine}):
-            cell = tables.summarise(row["auc"] for row in mine if row["round"] == at)
+            cell = tables.summarise(_reading(row["auc"]) for row in mine if row["round"] == at)
             std = math.nan if cell.std is None else cell.std
             curves.setdefault(attack_name(kind), []).append((at, cell.mean, std, cell.n or 0))
     return privacy_figures.auc_by_round(curves, folder)
+
+
+def _reading(value: float | None) -> float:
+    """NaN where there was no reading, which JSON keeps as null."""
+    return math.nan if value is None else float(value)

@@ -1,28 +1,12 @@
-"""The parts of a run's privacy card as tables and words: threat model, mechanisms, ledger, audit, attacks, utility."""
+"""The parts of a run's privacy card as tables and words: threat model, mechanisms, ledger, audit, utility."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from fedjax_seg.report.tables import Cell, Table, summarise
 
-ATTACK_NAMES = {
-    "shadow": "shadow classifier",
-    "loss": "loss threshold",
-    "lira_online": "LiRA, online",
-    "lira_offline": "LiRA, offline",
-    "rmia": "RMIA",
-    "trajectory": "loss over the rounds",
-    "update_cosine": "cosine with the update",
-}
 _INFINITE = ("epsilon", "epsilon_pld", "epsilon_claimed")  # null is infinite there, elsewhere it is 'does not apply'
-_RATES = ("tpr_at_1_percent_fpr", "tpr_at_0.1_percent_fpr")
-
-
-def attack_name(kind: str) -> str:
-    return ATTACK_NAMES.get(kind, kind.replace("_", " "))
 
 
 def number(value: Any, none: str = "-") -> str:
@@ -161,7 +145,7 @@ def audit_tables(audit: Mapping[str, Any]) -> list[Table]:
     found = []
     for row in audit.get("sensitivity", ()):
         beyond = is_beyond(row)
-        rest = {"found": row.get("found"), "proven": row.get("proven"), "share": _percent(row.get("share"))}
+        rest = {"found": row.get("found"), "proven": row.get("proven"), "share": percent(row.get("share"))}
         verdict = "ABOVE ITS BOUND" if beyond else "no proof to check" if row.get("proven") is None else "holds"
         place = {k: row.get(k) for k in ("n", "dim", "start") if k in row}
         found.append({"name": row["name"], **place, **rest, "verdict": verdict})
@@ -173,7 +157,7 @@ def audit_tables(audit: Mapping[str, Any]) -> list[Table]:
     shown = []
     for row in audit.get("canaries", ()):
         line = {k: row.get(k) for k in ("name", "statistic", "epsilon_low", "epsilon_claimed", "mu_low", "trials")}
-        line["confidence"] = _percent(row.get("confidence"))
+        line["confidence"] = percent(row.get("confidence"))
         shown.append(line | {"verdict": "ABOVE THE CLAIM" if row.get("above") else "below the claim"})
     caption = (
         "Canaries: epsilon low is a lower bound of the true epsilon that many releases on neighbouring inputs show, at"
@@ -204,115 +188,8 @@ def audit_alarms(audit: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _percent(value: Any) -> str | None:
+def percent(value: Any) -> str | None:
     return None if value is None else f"{100 * float(value):.3g} %"
-
-
-def limits(row: Mapping[str, Any], ceiling: Mapping[str, Any] | None) -> tuple[float | None, float | None]:
-    """The largest AUC and the largest TPR at 1 % FPR that the guarantee allows; None where there is no ceiling.
-
-    Read from the row where it has them (attacks.ceilings.marked), else from the run's ceiling {'fpr', 'tpr', 'auc'}.
-    """
-    auc, rate = row.get("auc_ceiling"), row.get(f"{_RATES[0]}_ceiling")
-    if ceiling:
-        auc = ceiling.get("auc") if auc is None else auc
-        if rate is None and ceiling.get("fpr"):
-            rate = float(np.interp(0.01, ceiling["fpr"], ceiling["tpr"]))
-    return auc, rate
-
-
-def above_ceiling(row: Mapping[str, Any], ceiling: Mapping[str, Any] | None) -> bool:
-    """Whether an attack does more than the guarantee allows, beyond chance: as the row says, else by the lower end of
-    its AUC's interval."""
-    if row.get("above_ceiling") is not None:
-        return bool(row["above_ceiling"])
-    most, low = limits(row, ceiling)[0], row.get("auc_low")
-    return most is not None and low is not None and low > most
-
-
-def attack_table(attack: Mapping[str, Any]) -> Table:
-    """Part 5: attacks on the last model, a row per attack, fold and seed."""
-    ceiling = attack.get("ceiling") or None
-    limited = any(limits(row, ceiling)[0] is not None for row in attack["final"])
-    names = ["AUC", "95% low", "95% high", "|AUC - 1/2|", "TPR at 1% FPR", "TPR at 0.1% FPR", "members", "non-members"]
-    keys = ("auc", "auc_low", "auc_high", "advantage", *_RATES, "members", "non_members")
-    cells, labels = [], []
-    for row in attack["final"]:
-        labels.append(f"{attack_name(row['attack'])}, {row['fold']}, seed {row['seed']}")
-        texts = [_rate(row.get(k)) for k in keys]
-        if limited:
-            flag = "ABOVE ITS CEILING" if above_ceiling(row, ceiling) else "INVERTED" if row["inverted"] else "-"
-            texts += [*map(_rate, limits(row, ceiling)), flag]
-        cells.append(tuple(Cell(math.nan, text=text) for text in texts))
-    names += ["ceiling of AUC", "ceiling of TPR at 1%", "flag"] if limited else []
-    caption = (
-        f"Membership inference on the last model; AUC is the Mann-Whitney statistic with a percentile bootstrap over"
-        f" {attack.get('unit', 'case')}s; 0.5 is guessing, and as far below 0.5 is as much of a leak as above. A true"
-        f" positive rate is n/a where the non-members are too few for its false positive rate."
-    )
-    if limited:
-        source = (ceiling or {}).get("source") or "from the ledger"
-        caption += f" Ceilings: the most that the guarantee allows ({source}); n/a = it allows anything."
-    return Table(caption, "Attack", tuple(("", n) for n in names), tuple(labels), tuple(cells), ("",) * len(names))
-
-
-def _rate(value: Any) -> str:
-    return "n/a" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def attack_alarms(attack: Mapping[str, Any]) -> list[str]:
-    """Loud lines: inverted attacks, and attacks above what the guarantee allows."""
-    lines = []
-    for row in attack.get("final") or ():
-        where = f"{attack_name(row['attack'])}, fold {row['fold']}, seed {row['seed']}"
-        if above_ceiling(row, attack.get("ceiling")):
-            most, parts = limits(row, attack.get("ceiling"))[0], row.get("above")
-            what = f" ({', '.join(parts)})" if parts else ""
-            lines.append(
-                f"ATTACK ABOVE ITS CEILING ({where}): AUC {row['auc']:.3f} where at most {number(most)} is possible"
-                f"{what}: an accounting bug, or the evidence is not what the ledger covers"
-            )
-        if row.get("inverted"):
-            lines.append(f"INVERTED ATTACK ({where}): {row['words']}")
-    return lines
-
-
-def _readings(attack: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """attack['source'] as a list: one reading of attacks.source.attribution, or several."""
-    source = attack.get("source") or ()
-    return [dict(row) for row in ([source] if isinstance(source, Mapping) else source)]
-
-
-def source_tables(attack: Mapping[str, Any]) -> list[Table]:
-    """Which hospital a case came from, as far as an attacker can tell; a row per reading."""
-    rows = []
-    for at, reading in enumerate(_readings(attack)):
-        plain = {k: v for k, v in reading.items() if not isinstance(v, list | dict) and k != "words"}
-        named = {k: plain.pop(k) for k in ("attack", "fold", "seed") if k in plain}
-        text = ", ".join(f"seed {v}" if k == "seed" else str(v) for k, v in named.items())
-        rows.append({"reading": text or f"reading {at + 1}"} | plain)
-    caption = (
-        "Which hospital: every case is attributed to the hospital whose model has the least loss on it. accuracy with"
-        " its 95 % interval over cases; chance: of always naming the hospital with the most cases."
-    )
-    return rows_table(rows, caption, "Source", "reading")
-
-
-def source_words(attack: Mapping[str, Any]) -> str:
-    """What the first attribution found, in a line."""
-    found = [str(row["words"]) for row in _readings(attack) if row.get("words")]
-    return f"Which hospital: {found[0]}." if found else ""
-
-
-def one_run(attack: Mapping[str, Any]) -> str:
-    """What canaries inside this very run show, in a line."""
-    found = attack.get("one_run") or {}
-    if not found:
-        return ""
-    if found.get("words") or found.get("text"):
-        return f"One-run audit: {found.get('words') or found['text']}"
-    facts = ", ".join(f"{k.replace('_', ' ')} {number(v)}" for k, v in found.items() if not isinstance(v, list | dict))
-    return f"One-run audit: {facts}."
 
 
 def secure_sum_text(told: Mapping[str, Any]) -> str:

@@ -113,8 +113,10 @@ def _trade_off(folder: Path, name: str, runs: Sequence[Run], metric: str) -> lis
     points = method_table.points(runs)
     if len(points) < 2:
         return []
-    path = privacy_figures.privacy_utility(points, folder, f"{name}_privacy_utility", y_label=metric)
-    return [(path, "What every method leaks against what it achieves.")]
+    look = {"x_label": "AUC of the strongest membership attack", "y_label": metric}
+    path = privacy_figures.privacy_utility(points, folder, f"{name}_privacy_utility", **look)
+    which = f"Every method's strongest attack on its last model ({method_table.attacks_of_points(runs)})"
+    return [(path, f"What every method leaks against what it achieves. {which}: the one farthest from 0.5.")]
 
 
 def _labels(folder: Path, name: str, runs: Sequence[Run]) -> list[Any]:

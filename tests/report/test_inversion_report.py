@@ -69,7 +69,10 @@ def test_pictures_only_where_they_may_be(tmp_path, allowed, formal, drawn):
     (section,) = inversion_report.sections(run(tmp_path, TOLD | {"formal": formal}), tmp_path / "figures")
     assert len(section.figures) == drawn and section.title == "Gradient inversion"
     assert ("No picture is shown" in section.remarks) == formal
+    drawn = [tmp_path / "figures" / f"inversion_images.{suffix}" for suffix in ("png", "csv")]
+    assert all(path.is_file() == (len(section.figures) == 2) for path in drawn)
     inversion_report.keep(tmp_path, {}, True)
+    assert not any(path.exists() for path in drawn) and (tmp_path / "figures" / "inversion_psnr.png").is_file()
     assert not (tmp_path / inversion_report.FILE).exists()  # nothing of an earlier one stays
 
 
