@@ -91,6 +91,15 @@ def test_whatever_a_client_does_its_message_is_in_the_ball(name):
         assert not any(np.any(x) for x in jax.tree.leaves(empty["value"]))
 
 
+def test_clipping_holds_in_compiled_programs():
+    """A compiler may turn x / 3e38 into x * (1 / 3e38), whose factor is no float32."""
+    clip = jax.jit(lambda x: clip_to({"w": x}, CLIP)["w"])
+    for largest in (0.0, 1e-38, 1.0, 1e30, 1e37, 3e38):
+        x = jnp.array([largest, -largest, 0.5 * largest], jnp.float32)
+        norm = float(jnp.linalg.norm(clip(x)))
+        assert norm == pytest.approx(min(CLIP, 1.5 * largest), rel=1e-5, abs=1e-37)
+
+
 @settings(deadline=None, max_examples=20)
 @given(st.floats(-30, 30), st.integers(0, 99))
 def test_clipping_is_that_of_the_joined_vector(power, seed):

@@ -125,6 +125,7 @@ def test_values():
     assert bounds.simagg_tight(100.0, 6).value == pytest.approx(104.04, abs=5e-2)
     assert bounds.simagg_tight(1.0, 1).value == 2  # the tight bound is never above 2 C
     assert bounds.simagg_tight(1.0, 6, adjacency="add-remove").adjacency == "add-remove"
+    assert bounds.simagg_tight(1.0, 6, adjacency="zero-out").value == pytest.approx(1 / math.sqrt(2) + 1 / 6, abs=1e-6)
     assert (bounds.convex_combination(3.0).value, bounds.paper_four_c(3.0).value) == (6, 12)
     assert bounds.mean_replace_one(3.0, 6).value == 1
     assert bounds.mean_zero_out(3.0, 6).value == 0.5 and bounds.mean_zero_out(3.0, 6).adjacency == "zero-out"
@@ -134,6 +135,21 @@ def test_values():
     assert bounds.weighted_mean(3.0, 1 / 6).value == pytest.approx(bounds.mean_replace_one(3.0, 6).value)
     # published: 171 of 293 patients at one site: 1.17 C
     assert bounds.weighted_mean(1.0, 171 / 293).value == pytest.approx(1.17, abs=5e-3)
+
+
+@pytest.mark.parametrize("n", [2, 3, 6, 12])
+def test_a_client_that_sends_zero_moves_simagg_by_less_than_its_own_bound(n):
+    """Random points of the ball, and two clusters with a client on their mean."""
+    rng, found = np.random.default_rng(n), 0.0
+    for p in range(400):
+        rows = inside(rng.normal(size=(n, 2)) * 3)
+        if p < n:
+            rows[1:] = np.where(np.arange(n - 1) < p, 1.0, -1.0)[:, None] * np.eye(2)[:1]
+            rows[0] = rows[1:].mean(axis=0) if n > 2 else rows[0]
+        left = rows.copy()
+        left[0] = 0
+        found = max(found, np.linalg.norm(sim_agg(rows, np.full(n, 1 / n)) - sim_agg(left, np.full(n, 1 / n))))
+    assert 0.1 < found <= bounds.simagg_tight(1.0, n, adjacency="zero-out").value
 
 
 def test_a_weighted_mean_moves_by_twice_its_largest_share():
@@ -225,7 +241,6 @@ def test_an_unknown_cohort_gives_no_tight_bound(smallest):
         lambda: bounds.simagg_tight(0.0, 6),
         lambda: bounds.convex_combination(float("nan")),
         lambda: bounds.convex_combination(1.0, "zero"),
-        lambda: bounds.simagg_tight(1.0, 6, adjacency="zero-out"),
         lambda: bounds.weighted_mean(1.0, 0.0),
         lambda: bounds.weighted_mean(1.0, 1.5),
         lambda: bounds.ref_sim_agg("zero"),
