@@ -129,6 +129,7 @@ def test_shadows_train_on_halves_of_the_training_cases_and_the_candidates(overfi
     assert all(not np.allclose(kernel[0], kernel[m]) for m in range(1, 8))  # starts of their own
 
 
+@pytest.mark.slow
 def test_what_finished_is_kept_and_the_rest_is_trained_on_continuation(overfit, monkeypatch):
     folder, built, watch, seen = overfit
     ask = lambda stop=lambda: False: attacking.many_evidence(

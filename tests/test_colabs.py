@@ -14,7 +14,12 @@ NOTEBOOKS = sorted((ROOT / "colabs").glob("*.ipynb"))
 METHODS = {"fedhavg_quickstart": "FedHAvg-ext", "fedonco_quickstart": "FedBN"}  # what each one prints at last
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+SLOW = ("fedonco_quickstart",)  # the run that README's first command makes as well
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, marks=[pytest.mark.slow] * (p.stem in SLOW), id=p.stem) for p in NOTEBOOKS]
+)
 def test_notebook_runs(path, ct_root, quick_compile, monkeypatch, capsys):
     shown = []
     display = types.ModuleType("IPython.display")

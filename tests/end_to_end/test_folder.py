@@ -39,7 +39,7 @@ def test_everything_is_there(run):
     expected = {
         *("config.json", "manifest.json", "metrics.jsonl", "metrics.csv", "per_case.csv", "summary.json"),
         *("checkpoints", "checkpoints/3", "figures", "report.md", "report.html", "train.log", "DONE", "timing.jsonl"),
-        *("LOCK", "cohort.csv", "cohort_flow.csv", "cohort_excluded.csv", "folds.json"),
+        *("LOCK", "privacy.json", "cohort.csv", "cohort_flow.csv", "cohort_excluded.csv", "folds.json"),
     }
     assert names == expected | figures
     for path in run.glob("figures/*.png"):

@@ -12,6 +12,7 @@ LOST = (
 )
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_the_same_run(pcp_root, tmp_path):
     whole = experiment.run(config(pcp_root, *LOST), tmp_path / "whole", quiet=True)
     with pytest.raises(experiment.Preempted):

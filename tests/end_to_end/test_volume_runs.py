@@ -106,6 +106,7 @@ def damage(cache, dead):
     return left
 
 
+@pytest.mark.slow
 def test_killed_in_a_round_with_half_a_cache_is_the_same_run(whole, tmp_path):
     """kill -9 in the second round, and a cache half gone."""
     shutil.rmtree(whole.cache)

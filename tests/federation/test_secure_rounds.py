@@ -45,7 +45,10 @@ def program(protocol=None, rule="weighted_mean", *, lanes=1, schedule=(), option
 LOST = ("1:east:before", "2:west:after", "3:north:after", "3:south:before")
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+SLOW = ("chained", "secagg_plus")  # as additive and secagg, in other orders
+
+
+@pytest.mark.parametrize("protocol", [pytest.param(p, marks=[pytest.mark.slow] * (p in SLOW)) for p in PROTOCOLS])
 def test_the_model_is_that_of_plain_rounds_whoever_is_lost(protocol):
     begin, plain = program(schedule=LOST)
     expected, alone, _ = plain(4)
@@ -67,7 +70,11 @@ def test_the_model_is_that_of_plain_rounds_whoever_is_lost(protocol):
 
 @pytest.mark.parametrize(
     "rule, options",
-    [("mean", (("of", "weights"),)), ("fednova", ()), ("extrinsic_mean", (("of", "weights"),))],
+    [
+        ("fednova", ()),
+        pytest.param("mean", (("of", "weights"),), marks=pytest.mark.slow),
+        pytest.param("extrinsic_mean", (("of", "weights"),), marks=pytest.mark.slow),
+    ],
 )
 def test_any_rule_that_reads_a_sum(rule, options):
     expected, _, _ = program(None, rule, of_rule=options)[1](2)

@@ -146,6 +146,7 @@ def test_a_private_run_has_a_ledger_and_a_guarantee(done):
     assert done("fedavg")[1]["privacy"] == {}
 
 
+@pytest.mark.slow
 def test_local_and_centralised_models_are_attacked_on_their_own_cases(done):
     _, local = done("local")
     assert {row["fold"] for row in local["attack"]["final"]} == {f"{local_fold(local)}_{site}" for site in SIZES}
@@ -165,7 +166,7 @@ def local_fold(summary):
     return name
 
 
-@pytest.mark.parametrize("method", ["fedbn", "scaffold"])
+@pytest.mark.parametrize("method", ["fedbn", pytest.param("scaffold", marks=pytest.mark.slow)])
 def test_the_other_methods_run(method, ct_root, tmp_path):
     c = config(ct_root, method, **{"attack.name": "none", "rounds": 1})
     configuration.rename(c, "attack", "none")

@@ -158,7 +158,7 @@ POISSON = {"sampler": configuration.slot("sampler", "poisson", q=0.5), "aggregat
 @pytest.mark.parametrize(
     "method, changes, message",
     [
-        ("central_dp", POISSON, "claim under Poisson sampling"),
+        ("central_dp", POISSON, "claim that rests on the sampler 'poisson'"),
         ("additive", {"sampler": configuration.slot("sampler", "adaptive", size=2)}, "single updates, which a secure"),
         ("additive", {"aggregator": configuration.slot("aggregator", "extrinsic_mean")}, "neither updates nor weights"),
         (

@@ -15,6 +15,9 @@ from fedjax_seg.privacy import secure_sum
 
 PRIVATE = {"clip": 1.0, "noise_multiplier": 1.0}
 REQUIRED = {"clipped_mean": {"clip": 1.0}} | dict.fromkeys(("private_sim_agg", "dp_fedavg", "local_dp"), PRIVATE)
+REQUIRED |= {"ref_sim_agg": {"tau": 1.0, "noise_multiplier": 1.0}, "dp_fedhavg": {"noise_multiplier": 1.0}}
+REQUIRED["adaptive_dp_fedavg"] = {"clip": 1.0, "noise_multiplier": 0.0}  # with noise it wants more than three clients
+REQUIRED["banded_dp_fedavg"] = PRIVATE | {"bands": 1, "rounds": 4, "min_separation": 1, "max_participations": 4}
 SIMULATED = [name for name in secure_sum.SECURE_SUMS if name not in ("none", "assumed")]
 ENGINE = {"clients": 4, "places": 4, "most": 3.0, "site_columns": {"region": ["a", "b", "a", "b"]}}
 

@@ -72,7 +72,10 @@ def per_case(run):
     return {row["case"]: row for row in lines}
 
 
-@pytest.mark.parametrize("name", TREES)
+FIRST = next(iter(TREES))  # the others on demand: a program of 3D convolutions is compiled for each
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != FIRST)) for n in TREES])
 def test_checked_trained_one_step_and_predicted_whole(name, real, trained):
     run = trained(name)
     steps = [r for r in rows(run.folder) if r["metric"] == "update_norm"]
