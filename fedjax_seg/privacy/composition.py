@@ -147,6 +147,8 @@ def _amplification(mechanism: Mechanism, sampler: Sampler, ran: Event, formal: b
     if ran.kind == "gaussian":
         if mechanism.span:
             return "none: noise that is correlated over rounds is one release, whoever is drawn"
+        if mechanism.local:
+            return "none: clients add the noise themselves, and the server sees who comes"
         if sampler.q is None:
             return "none: the sampler is not Poisson; a client's loss is bounded by its number of participations"
         return "none: every client is in every round"

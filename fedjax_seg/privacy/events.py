@@ -58,6 +58,8 @@ def of_rounds(mechanism: Mechanism, sampler: Sampler, rounds: int, clients: int,
     made = Event("gaussian", z, int(rounds), adjacency=mechanism.adjacency)
     if mechanism.span:
         return (replace(made, count=1),)
+    if mechanism.local:  # the server sees who comes, and nothing is drawn in its eyes
+        return (by_participations(mechanism, sampler, rounds, tensors),)
     if sampler.q is not None and sampler.q < 1:
         _check_independent(sampler, rounds)
         made = replace(made, kind="poisson", q=sampler.q)

@@ -72,3 +72,11 @@ def test_what_one_client_can_be_in():
         arguments = {"rounds": 1, "clients": 1, "tensors": 1} | given
         with pytest.raises(UserError, match="0 given"):
             events.of_rounds(CENTRAL, BINS, **arguments)
+
+
+def test_noise_of_the_clients_own_is_not_amplified_by_sampling():
+    """The server that it protects from sees who sends."""
+    local = CENTRAL._replace(local=True, adjacency="replace-one")
+    for sampler in (sampling.uniform(K, 6), sampling.poisson(K, 0.25), BINS):
+        assert of(sampler, local)[0]["event"] == "gaussian"
+    assert of(sampling.uniform(K, 6), local)[0]["count"] == T and of(BINS, local)[0]["count"] == 4
