@@ -121,7 +121,8 @@ def _check_claims(
         return
     by_coins = sampler.q is not None or sampler.bins > 1
     sampled, adjacency = config.sampler.name, formal.adjacency
-    amplified = by_coins or bool(sampler.drawn and sampler.drawn[0] < sampler.drawn[1] and adjacency == "replace-one")
+    subset = bool(sampler.drawn and sampler.drawn[0] < sampler.drawn[1]) and adjacency == "replace-one"
+    amplified = (by_coins or subset) and not formal.local  # no claim of local noise rests on who is drawn
     if simulated and amplified:
         raise checks.UserError(
             f"config.secure_sum.name: {config.secure_sum.name!r} given with a privacy claim that rests on the sampler"
