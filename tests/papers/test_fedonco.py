@@ -181,6 +181,7 @@ def test_the_other_methods_run(method, ct_root, tmp_path):
     assert any(jax.tree.leaves(moved["params"]))
 
 
+@pytest.mark.slow
 def test_killed_and_continued_is_the_same_run(done, ct_root, tmp_path, monkeypatch):
     monkeypatch.setattr(outcome.run_report, "write", lambda *unused: None)
     whole, calls = done("fedavg")[0], []
@@ -192,6 +193,7 @@ def test_killed_and_continued_is_the_same_run(done, ct_root, tmp_path, monkeypat
     assert_same_run(whole, tmp_path / "cut")
 
 
+@pytest.mark.slow
 def test_the_sweeps_table_has_a_row_per_method(done, tmp_path):
     found = [runs.read_run(done(m)[0]) for m in ("fedavg", "dp_sgd", "local", "centralised")]
     sweep_report.write(tmp_path, found)
