@@ -8,7 +8,6 @@ cases whether they are candidates, and train many federations on random halves o
 """
 
 import dataclasses
-import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_seg import shadows
-from fedjax_seg.assembly import Experiment, Preempted
+from fedjax_seg.assembly import Experiment
 from fedjax_seg.attacks import candidates, one_run
 from fedjax_seg.core import checks
 from fedjax_seg.data import federated
 from fedjax_seg.federation import replicas, round
-from fedjax_seg.report.writer import storage_errors, write_atomic
+from fedjax_seg.report.writer import write_arrays
 
 SHADOW = 1 << 20  # stream of the shadow models' starts
 
@@ -146,19 +145,12 @@ def _asked(replicas_: Sequence[Any], width: int) -> Asked:
 
 def observe(experiment: Experiment, state: Any, asked: Asked, train_sizes: Any) -> dict[str, np.ndarray]:
     """{feature: float32 [R, K, A]} of the asked cases under the model of now."""
-    index = replicas.place(experiment.how, asked.cases)
-    found = experiment.evidence(state, index, train_sizes)  # type: ignore[misc]
-    return {name: np.asarray(x, np.float32) for name, x in found.items()}
+    return shadows.look(experiment, state, asked.cases, train_sizes)
 
 
 def remember(folder: Path, reached: int, found: Mapping[str, np.ndarray]) -> None:
     """Keeps what was seen in a round in attack/round_<n>.npz; a run that continues needs it."""
-    path = folder / "attack" / f"round_{reached:06d}.npz"
-    with storage_errors(path):
-        path.parent.mkdir(exist_ok=True)
-    buffer = io.BytesIO()
-    np.savez(buffer, **dict(found))  # type: ignore[arg-type]
-    write_atomic(path, buffer.getvalue())
+    write_arrays(folder / "attack" / f"round_{reached:06d}.npz", found)
 
 
 def recall(folder: Path, rounds: int) -> dict[int, dict[str, np.ndarray]]:
@@ -187,23 +179,12 @@ def shadow_evidence(
     assert watch.shadow is not None and watch.shadow_plan is not None
     plan = replicas.place(experiment.how, watch.shadow_plan)
     state = replicas.place(experiment.how, experiment.initial(SHADOW))
-    reached, found = 0, {}
-    lost = np.zeros(len(watch.shadow.cases), bool)
     say(f"attack: training the shadow federation on {int(watch.shadow_plan.train_sizes[0].sum())} cases")
-    while True:
-        if reached in wanted:
-            found[reached] = shadows.without(observe(experiment, state, watch.shadow, plan.train_sizes), lost)
-        if reached >= max(wanted):
-            return found
-        if stop():
-            raise Preempted("preempted while the shadow federation trained; the same command trains it again")
-        reached = next_stop(reached)
-        state, records, _ = experiment.rounds(state, plan, reached)
-        more = shadows.halted(records) & ~lost
-        for r in np.flatnonzero(more):
-            replica = experiment.replicas[r]
-            say(f"attack: the shadow federation of fold {replica.fold}, seed {replica.seed} {shadows.DIVERGED}")
-        lost |= more
+    found, lost = shadows.watched(experiment, state, plan, watch.shadow.cases, wanted, next_stop, stop)
+    for r in np.flatnonzero(lost):
+        replica = experiment.replicas[r]
+        say(f"attack: the shadow federation of fold {replica.fold}, seed {replica.seed} {shadows.DIVERGED}")
+    return found
 
 
 def many_evidence(

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_seg import consistency, models
 from fedjax_seg.assembly import Experiment
 from fedjax_seg.attacks import dense_leak, image_quality, inversion_rows
-from fedjax_seg.attacks.inversion import END, START, Found, Inversion, Loss, Sent, invert, like, noisy, solver, sure
+from fedjax_seg.attacks.inversion import END, START, Found, Inversion, Loss, Sent, invert, noisy, solver, sure
 from fedjax_seg.attacks.inversion_rows import BETTER, IMAGES, VECTORS
 from fedjax_seg.core import checks, tree
 from fedjax_seg.core.types import Array, Batches, Cohort, FederatedState, Mechanism, Tree
@@ -341,7 +341,7 @@ def _closed_form(experiment: Experiment, scene: Scene) -> Callable[[Sent], Found
     shape = experiment.data.arrays["x"].shape[1:]
 
     def solve(sent: Sent) -> Found:
-        named = tree.paths({"params": like(params, sent.observed)})
+        named = tree.paths({"params": tree.unflat(jnp.asarray(sent.observed), params)})
         x = dense_leak.recover(named[kernel], named[dense_leak.bias_of(kernel)], sent.cases.size)
         images = np.clip(scene.back(x), 0, 1).reshape(*sent.cases.shape, *shape)
         return Found(images, np.zeros((*sent.cases.shape, 0)), float("nan"), float("nan"))

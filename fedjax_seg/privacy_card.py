@@ -42,10 +42,9 @@ def card(
       written: rows of metrics.jsonl, for who really took part.
       result: what summary.json will hold.
     """
-    entries = tree.size(variable_shapes(experiment)["params"])
     head = _head(experiment, promised)
     took_part = _realised(written, experiment.data.sites)
-    utility = _utility(experiment, result or {}, entries)
+    utility = _utility(experiment, result or {})
     return {
         **{k: v for k, v in promised.items() if k not in ("lines", *LEDGER)},
         **head,
@@ -213,7 +212,7 @@ def _secure_sum(experiment: Experiment) -> dict[str, Any]:
     return {"name": name, "hides": secure.hides, "text": text, "facts": dict(secure.facts)}
 
 
-def _utility(experiment: Experiment, result: Mapping[str, Any], entries: int) -> dict[str, Any]:
+def _utility(experiment: Experiment, result: Mapping[str, Any]) -> dict[str, Any]:
     """Scores beside the epsilon, and the feasibility law: signal / noise of one release <= n / (z sqrt d)."""
     shown = result.get("headline", ())
     rows = [
@@ -223,7 +222,8 @@ def _utility(experiment: Experiment, result: Mapping[str, Any], entries: int) ->
     ]
     central = experiment.parts.aggregator.mechanism
     if central is None or not central.formal:
-        return {"rows": rows, "snr": None, "parameters": entries, "text": ""}
+        return {"rows": rows, "snr": None, "text": ""}
+    entries = tree.size(variable_shapes(experiment)["params"])  # traces the network: only where it is needed
     n = clients_per_round(experiment)
     snr = _signal(experiment, n) / (central.noise_multiplier * central.sensitivity * math.sqrt(entries))
     law = " = n / (z sqrt d)" if central.adjacency != "replace-one" and not central.span else ""

@@ -6,7 +6,6 @@ one); the compiled program is the same for all groups.
 """
 
 import dataclasses
-import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from fedjax_seg.attacks.shadow_scores import Losses
 from fedjax_seg.core import checks, tree
 from fedjax_seg.data import federated
 from fedjax_seg.federation import replicas
-from fedjax_seg.report.writer import storage_errors, write_atomic
+from fedjax_seg.report.writer import write_arrays
 
 AT_ONCE = 16  # shadows that a device trains together where they are vmapped
 LEAST = 2  # usable shadows: of a case one that saw it and one that did not
@@ -120,21 +119,43 @@ def _train(
     stop: Callable[[], bool],
 ) -> tuple[dict[int, dict[str, np.ndarray]], np.ndarray]:
     """What these shadows show in the wanted rounds, and which of them diverged, bool [rows]."""
-    lost = np.zeros(len(rows), bool)
     state = replicas.place(built.how, tree.rows(starts, rows))
     plan = replicas.place(built.how, tree.rows(built.plan, rows))
-    index = replicas.place(built.how, np.broadcast_to(cases.astype(np.int32), (len(rows), *cases.shape)).copy())
-    reached, found = 0, {}
+    index = np.broadcast_to(cases.astype(np.int32), (len(rows), *cases.shape)).copy()
+    next_stop = lambda reached: min(min(at for at in wanted if at > reached), reached + LONGEST_CHUNK)
+    return watched(built, state, plan, index, wanted, next_stop, stop)
+
+
+def look(experiment: Experiment, state: Any, cases: np.ndarray, train_sizes: Any) -> dict[str, np.ndarray]:
+    """{feature: float32 [R, K, A]} of cases [R, K, A] under the models of a state, on the host."""
+    found = experiment.evidence(state, replicas.place(experiment.how, cases), train_sizes)  # type: ignore[misc]
+    return {name: np.asarray(x, np.float32) for name, x in found.items()}
+
+
+def watched(
+    experiment: Experiment,
+    state: Any,
+    plan: Any,
+    cases: np.ndarray,
+    wanted: Sequence[int],
+    next_stop: Callable[[int], int],
+    stop: Callable[[], bool],
+) -> tuple[dict[int, dict[str, np.ndarray]], np.ndarray]:
+    """Trains shadow federations, the replicas of an experiment, and looks at the cases in the wanted rounds.
+
+    Returns: {round: evidence}, NaN of replicas from the round on in which they diverged; which did, bool [R].
+    Raises: Preempted after `stop`.
+    """
+    reached, found, lost = 0, {}, np.zeros(len(cases), bool)
     while True:
         if reached in wanted:
-            seen = built.evidence(state, index, plan.train_sizes)  # type: ignore[misc]
-            found[reached] = without({name: np.asarray(x, np.float32) for name, x in seen.items()}, lost)
+            found[reached] = without(look(experiment, state, cases, plan.train_sizes), lost)
         if reached >= max(wanted):
             return found, lost
         if stop():
             raise Preempted("preempted while shadow federations trained; the same command trains those that are left")
-        reached = min(min(at for at in wanted if at > reached), reached + LONGEST_CHUNK)
-        state, records, _ = built.rounds(state, plan, reached)
+        reached = next_stop(reached)
+        state, records, _ = experiment.rounds(state, plan, reached)
         lost |= halted(records)
 
 
@@ -154,11 +175,7 @@ def _path(folder: Path, number: int) -> Path:
 
 
 def _remember(path: Path, found: Mapping[int, Evidence]) -> None:
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    np.savez(buffer, **{f"{at}/{name}": x for at, seen in found.items() for name, x in seen.items()})  # type: ignore[arg-type]
-    write_atomic(path, buffer.getvalue())
+    write_arrays(path, {f"{at}/{name}": x for at, seen in found.items() for name, x in seen.items()})
 
 
 def _recall(path: Path, wanted: Sequence[int]) -> dict[int, dict[str, np.ndarray]]:

@@ -1,7 +1,7 @@
 """DP-FedAvg for schedules in a fixed order: noise that is correlated over rounds, paid for once for the whole run."""
 
 from fedjax_seg.aggregation.lift import lift_sum
-from fedjax_seg.aggregation.private import _ISOTROPIC, _bounded, _same, public_count
+from fedjax_seg.aggregation.private import ISOTROPIC, bounded_encode, public_count, unchanged
 from fedjax_seg.core import checks
 from fedjax_seg.core.types import Aggregator
 from fedjax_seg.privacy import bounds, gaussian, matrix_noise
@@ -57,8 +57,8 @@ def banded_dp_fedavg(
     # Without noise nothing is optimised: one band has the largest sensitivity that a strategy of this schedule has.
     plan = matrix_noise.strategy(length, separation, max_participations, bands if z else 1)
     proven = bounds.clipped_sum(clip)
-    plain = lift_sum(_same, _same, bare=True, divisor=divisor, bound=proven, properties=_ISOTROPIC)
-    bounded = plain._replace(encode=_bounded(plain, what, clip))
+    plain = lift_sum(unchanged, unchanged, bare=True, divisor=divisor, bound=proven, properties=ISOTROPIC)
+    bounded = plain._replace(encode=bounded_encode(plain, what, clip))
     return matrix_noise.privatize_banded(bounded, noise_multiplier=z, strategy=plan)
 
 

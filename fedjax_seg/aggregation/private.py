@@ -21,7 +21,7 @@ from fedjax_seg.core import checks, noise, tree
 from fedjax_seg.core.types import Aggregator, Array, ClientUpdate, Cohort, Mechanism, Tree, Variables
 from fedjax_seg.privacy import bounds, gaussian
 
-_ISOTROPIC = frozenset({"permutation", "orthogonal"})
+ISOTROPIC = frozenset({"permutation", "orthogonal"})
 BOUNDS = ("tight", "2C", "4C")
 GEYER_NO_GUARANTEE = (
     "the clip is the median of the clients' norms of this round: it depends on the data, no noise protects it, and"
@@ -86,8 +86,8 @@ def private_sim_agg(
         clipped = jnp.sum(over) / jnp.maximum(jnp.sum(present), 1)
         return {"largest_weight": jnp.max(weights), "clipped_fraction": clipped}
 
-    plain = lift(rule, per="model", metrics=metrics, properties=_ISOTROPIC)
-    aggregator = plain._replace(encode=_bounded(plain, what, clip), bound=proven)
+    plain = lift(rule, per="model", metrics=metrics, properties=ISOTROPIC)
+    aggregator = plain._replace(encode=bounded_encode(plain, what, clip), bound=proven)
     return gaussian.privatize(aggregator, noise_multiplier=z)
 
 
@@ -118,8 +118,8 @@ def dp_fedavg(
     z = gaussian.multiplier(what, noise_multiplier, epsilon, delta)
     divisor = public_count(what, expected_clients, smallest_cohort)
     proven = bounds.clipped_sum(clip)
-    plain = lift_sum(_same, _same, bare=True, divisor=divisor, bound=proven, properties=_ISOTROPIC)
-    return gaussian.privatize(plain._replace(encode=_bounded(plain, what, clip)), noise_multiplier=z)
+    plain = lift_sum(unchanged, unchanged, bare=True, divisor=divisor, bound=proven, properties=ISOTROPIC)
+    return gaussian.privatize(plain._replace(encode=bounded_encode(plain, what, clip)), noise_multiplier=z)
 
 
 def local_dp(
@@ -139,8 +139,8 @@ def local_dp(
     what = "aggregator local_dp"
     checks.number(f"{what}: clip", clip, low=0.0, above=0.0)
     z = gaussian.multiplier(what, noise_multiplier, epsilon, delta)
-    plain = lift_sum(_same, _same, bare=True, properties=_ISOTROPIC if z == 0 else frozenset())
-    bounded, stddev = _bounded(plain, what, clip), z * 2 * float(clip)
+    plain = lift_sum(unchanged, unchanged, bare=True, properties=ISOTROPIC if z == 0 else frozenset())
+    bounded, stddev = bounded_encode(plain, what, clip), z * 2 * float(clip)
 
     def encode(update: ClientUpdate, broadcast: Tree, *, variables: Variables, key: Array) -> Tree:
         message = bounded(update, broadcast, variables=variables, key=key)
@@ -184,7 +184,7 @@ def geyer(noise_multiplier: float = 1.0) -> Aggregator:
         return delta, state, metrics
 
     mechanism = Mechanism("client", math.nan, float(noise_multiplier), "zero-out", False, reasons=GEYER_NO_GUARANTEE)
-    kept = {"permutation"} if noise_multiplier else {*_ISOTROPIC, "scale", "consensus"}
+    kept = {"permutation"} if noise_multiplier else {*ISOTROPIC, "scale", "consensus"}
     return plain._replace(decode=decode, mechanism=mechanism, properties=frozenset(kept))
 
 
@@ -214,7 +214,7 @@ def _norms(x: Array, present: Array) -> tuple[Array, Array]:
     return norm, jnp.where(jnp.any(present), middle, 0)
 
 
-def _bounded(aggregator: Aggregator, what: str, clip: float) -> Callable[..., Tree]:
+def bounded_encode(aggregator: Aggregator, what: str, clip: float) -> Callable[..., Tree]:
     """encode that sends a point of the ball of radius `clip`, of parameters only, with one example per client."""
 
     def encode(update: ClientUpdate, broadcast: Tree, *, variables: Variables, key: Array) -> Tree:
@@ -275,5 +275,5 @@ def at_scale_one(values: Tree, least: float) -> tuple[Tree, Array]:
     return jax.tree.map(lambda x: x / unit.astype(x.dtype), values), unit
 
 
-def _same(params: Tree) -> tuple[Tree, Metrics]:
+def unchanged(params: Tree) -> tuple[Tree, Metrics]:
     return params, {}

@@ -8,7 +8,6 @@ learned; all that follows the noise is post-processing.
 import math
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 
 from fedjax_seg.aggregation.hyperbolic import exp0, log0
@@ -82,9 +81,4 @@ def dp_fedhavg(
 
 def _whole(params: Tree, function: Callable[[Array], Array]) -> Tree:
     """A function of the flattened model, [D] -> [D], back in its tensors."""
-    leaves, structure = jax.tree.flatten(params)
-    flat, out, start = function(tree.flat(params)), [], 0
-    for x in leaves:
-        out.append(flat[start : start + x.size].reshape(x.shape).astype(x.dtype))
-        start += x.size
-    return jax.tree.unflatten(structure, out)
+    return tree.unflat(function(tree.flat(params)), params)

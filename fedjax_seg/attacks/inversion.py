@@ -235,10 +235,3 @@ def noisy(observed: Array, clip: float, multiplier: float, key: Array) -> Array:
     """observed min(1, clip / its norm) + N(0, (multiplier clip)^2) per entry: what DP-SGD sends of one example."""
     norm = jnp.linalg.norm(observed)
     return noise.add(observed * jnp.minimum(1.0, clip / jnp.maximum(norm, TINY)), key, multiplier * clip)
-
-
-def like(params: Tree, vector: Any) -> Tree:
-    """A flat vector [D] as the tree of the parameters; numpy."""
-    leaves, structure = jax.tree.flatten(params)
-    parts = np.split(np.asarray(vector), np.cumsum([x.size for x in leaves])[:-1])
-    return jax.tree.unflatten(structure, [part.reshape(x.shape) for part, x in zip(parts, leaves)])

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_seg.core import tree
 from fedjax_seg.core.types import Array, Tree
 
 REACH = math.sqrt(2 * 64 * math.log(2))  # 9.42 standard deviations: P(|N| > REACH) = 5e-21
@@ -36,13 +37,7 @@ def add(values: Tree, key: Array, stddev: Any) -> Tree:
     """
     if isinstance(stddev, int | float) and stddev == 0:
         return values
-    leaves, structure = jax.tree.flatten(values)
-    drawn, start, noisy = normal(key, sum(x.size for x in leaves)), 0, []
-    for x in leaves:
-        part = drawn[start : start + x.size].reshape(x.shape)
-        noisy.append(x + (stddev * part).astype(x.dtype))
-        start += x.size
-    return jax.tree.unflatten(structure, noisy)
+    return tree.add(values, tree.unflat(stddev * normal(key, tree.size(values)), values))
 
 
 def objections(noise_multiplier: float) -> tuple[str, ...]:

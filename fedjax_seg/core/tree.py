@@ -64,6 +64,16 @@ def flat(tree: Tree) -> jax.Array:
     return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
 
 
+def unflat(vector: jax.Array, like: Tree) -> Tree:
+    """The vector [D] as a tree of the structure, shapes and types of `like`: the way back from `flat`."""
+    leaves, structure = jax.tree.flatten(like)
+    parts, start = [], 0
+    for leaf in leaves:
+        parts.append(vector[start : start + leaf.size].reshape(leaf.shape).astype(leaf.dtype))
+        start += leaf.size
+    return jax.tree.unflatten(structure, parts)
+
+
 def squared_norm(tree: Tree) -> jax.Array:
     """Sum of squares over all leaves, a scalar of at least float32 (0 for an empty tree)."""
     wide = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in jax.tree.leaves(tree))

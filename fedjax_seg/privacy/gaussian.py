@@ -8,7 +8,7 @@ import jax
 from fedjax_seg.core import checks, noise
 from fedjax_seg.core.types import Aggregator, Array, Cohort, Mechanism, ProvenBound, Tree, Variables
 
-_NOISE = 0x6E01  # stream of a round's aggregator key
+NOISE = 0x6E01  # stream of a round's aggregator key
 
 
 def privatize(aggregator: Aggregator, *, noise_multiplier: float) -> Aggregator:
@@ -43,7 +43,7 @@ def privatize(aggregator: Aggregator, *, noise_multiplier: float) -> Aggregator:
     stddev = float(noise_multiplier) * bound.value
 
     def decode(total: Tree, cohort: Cohort, state: Tree, *, variables: Variables, round: Array, key: Array) -> Any:
-        rest, own = jax.random.fold_in(key, 0), jax.random.fold_in(key, _NOISE)
+        rest, own = jax.random.fold_in(key, 0), jax.random.fold_in(key, NOISE)
         if aggregator.reads == "sum":
             total = noise.add(total, own, stddev)
         delta, state, metrics = aggregator.decode(total, cohort, state, variables=variables, round=round, key=rest)

@@ -102,7 +102,7 @@ def privatize_banded(aggregator: Aggregator, *, noise_multiplier: float, strateg
         return {"inner": inner, "done": jnp.int32(0), "noise": rows}
 
     def decode(total: Tree, cohort: Cohort, state: Tree, *, variables: Variables, round: Array, key: Array) -> Any:
-        rest, own = jax.random.fold_in(key, 0), jax.random.fold_in(key, gaussian._NOISE)
+        rest, own = jax.random.fold_in(key, 0), jax.random.fold_in(key, gaussian.NOISE)
         kept = {}
         if z > 0:
             row = noise.normal(own, tree.size(total))
@@ -110,7 +110,8 @@ def privatize_banded(aggregator: Aggregator, *, noise_multiplier: float, strateg
                 past = _caught_up(strategy, state, round, jax.random.fold_in(key, _MISSED))
                 row, past = _next_row(strategy, row, past)
                 kept = {"done": jnp.asarray(round, jnp.int32) + 1, "noise": past}
-            total = _add(total, jnp.where(jnp.asarray(round) < strategy.rounds, stddev, jnp.nan) * row)
+            row = jnp.where(jnp.asarray(round) < strategy.rounds, stddev, jnp.nan) * row
+            total = tree.add(total, tree.unflat(row, total))
         delta, inner, metrics = aggregator.decode(
             total, cohort, state["inner"], variables=variables, round=round, key=rest
         )
@@ -187,12 +188,6 @@ def _caught_up(strategy: Strategy, state: Tree, round: Array, key: Array) -> Arr
         return done + 1, _next_row(strategy, drawn, past)[1]
 
     return jax.lax.while_loop(missing, draw, (state["done"], state["noise"]))[1]
-
-
-def _add(total: Tree, row: Array) -> Tree:
-    leaves, structure = jax.tree.flatten(total)
-    parts = jnp.split(row, np.cumsum([x.size for x in leaves])[:-1])
-    return jax.tree.unflatten(structure, [x + p.reshape(x.shape).astype(x.dtype) for x, p in zip(leaves, parts)])
 
 
 def _message_size(aggregator: Aggregator, inner: Tree, variables: Variables) -> int:

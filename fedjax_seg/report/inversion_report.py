@@ -1,6 +1,5 @@
 """The section of a run's report on gradient inversion, and the file that keeps its pictures."""
 
-import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from fedjax_seg.report import inversion_figures
 from fedjax_seg.report.html import Section
 from fedjax_seg.report.runs import Run
 from fedjax_seg.report.tables import Cell, Table
-from fedjax_seg.report.writer import write_atomic
+from fedjax_seg.report.writer import write_arrays
 
 FILE = Path("attack") / "inversion.npz"
 
@@ -29,9 +28,7 @@ def keep(folder: Path, pictures: Mapping[str, np.ndarray], allowed: bool) -> Non
         for old in (path, *drawn):  # a report that was written when they were allowed
             old.unlink(missing_ok=True)
         return
-    data = io.BytesIO()
-    np.savez(data, **{key: np.asarray(x, np.float32) for key, x in pictures.items()})  # type: ignore[arg-type]
-    write_atomic(path, data.getvalue())
+    write_arrays(path, {key: np.asarray(x, np.float32) for key, x in pictures.items()})
 
 
 def sections(run: Run, figures: Path) -> list[Section]:

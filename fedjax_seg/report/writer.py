@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from fedjax_seg.core.checks import UserError
 
 ROW_KEYS = ("round", "fold", "seed", "site", "split", "metric", "value", "n")
@@ -51,6 +53,13 @@ def disk_full(path: Path) -> UserError:
         f"{path}: no space left on the disk (or quota used up); what was written before is intact:"
         " free some space and give the same command again to continue"
     )
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """The same for named arrays, as an .npz file."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **dict(arrays))
+    write_atomic(path, buffer.getvalue())
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -128,7 +128,7 @@ def run():
 
 def test_noise_is_c_inverse_times_independent_normal_rows(run):
     """C X gives back the draws of the rounds' own keys, to rounding."""
-    own = lambda t: jax.random.fold_in(jax.random.fold_in(jax.random.key(0), t), gaussian._NOISE)
+    own = lambda t: jax.random.fold_in(jax.random.fold_in(jax.random.key(0), t), gaussian.NOISE)
     drawn = np.asarray(jax.jit(jax.vmap(lambda t: noise.normal(own(t), 3001)))(jnp.arange(12)))
     np.testing.assert_allclose(lower(HAND_MADE) @ run, 1.5 * 0.5 * 2.0 * drawn, atol=2e-5)
 
@@ -191,7 +191,7 @@ def test_the_noise_comes_before_decode_whoever_is_present_and_not_after_the_last
     run, start = decoder(private, variables), private.init(variables)
     nobody, somebody = (run(variables["params"], start, 0, present)[0] for present in (False, True))
     np.testing.assert_array_equal(nobody["params"]["w"], somebody["params"]["w"])
-    drawn = noise.normal(jax.random.fold_in(KEY, gaussian._NOISE), 5) / HAND[0]
+    drawn = noise.normal(jax.random.fold_in(KEY, gaussian.NOISE), 5) / HAND[0]
     np.testing.assert_allclose(nobody["params"]["w"], np.square(drawn), rtol=1e-5)  # sigma = 1 * 0.5 * 2
     for round, over in ((11, False), (12, True), (13, True)):
         assert np.isnan(run(variables["params"], start, round)[0]["params"]["w"]).all() == over
